@@ -1,0 +1,3 @@
+"""Mount a cloud simulation service as a Linux drive."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,73 @@
+"""The client of the cloud simulation service: usable from a script, without any mount.
+
+    from cloudsimfs.service import LaunchRequest, connect, load_key
+    with connect(base_url="https://service.example", key=load_key("license.json").key) as client:
+        for entry in client.list_directory(0, ""):
+            print(entry.path, entry.size)
+        run = client.launch(LaunchRequest(cpu="8", ram="highcore", script="openFoam-v2406", folder="case1"))
+
+| operation | v1 | v2 | used by the mount for |
+|---|---|---|---|
+| `list_directory` | GET /storage/{id}/list | GET /storage/index/... * | listings |
+| `list_page` | - | GET /storage/index/... * | listings fetched ahead |
+| `list_all` | GET /storage | (v1) | walks |
+| `view` | POST /storage/view | POST /storage/view-by-path | one path, revalidated |
+| `entry` | GET /storage/{id} | (v1) | scripts |
+| `upload` | POST /storage/upload/url, PUT | POST /storage/upload-url, PUT | write-back |
+| `upload_direct` | POST /storage | (v1) | scripts |
+| `download`, `fetch` | GET /storage/{id}/download/url, GET | GET /storage/download/{id}, GET | reads |
+| `download_direct` | GET /storage/{id}/download/file | (v1) | scripts |
+| `delete` | DELETE /storage/{id} | DELETE /storage/delete/{id} * | rm, rename |
+| `delete_cache` | - | DELETE /user/delete-cache | after uploads, before a launch |
+| `simulations` | GET /simulation | GET /simulation/index-short/... * | `.simulations/runs` |
+| `simulation` | GET /simulation/{id} | GET /simulation/view/{id} * | status and log |
+| `launch` | POST /simulation | POST /simulation/add | `.simulations/launch` |
+| `stop` | PUT /simulation/{id}/stop | PUT /simulation/stop/{id} | `.simulations/<id>/stop` |
+| `sync` | PUT /simulation/{id}/sync | PUT /simulation/sync/{id} * | `.simulations/<id>/sync` |
+| `cpu_values` | GET /simulation/cpu | GET /simulation/view-cpu | `.simulations/options/cpu` |
+| `ram_values` | GET /simulation/ram | GET /simulation/view-ram * | `.simulations/options/ram` |
+| `scripts` | GET /simulation/scripts | GET /simulation/view-scripts * | `.simulations/options/scripts` |
+
+`*` is outside service-api.md (service-observed.md); where such a call answers 404 or 405, v1's takes its
+place.
+"""
+
+from cloudsimfs.service.budget import Budget, BudgetState, Urgency
+from cloudsimfs.service.call import Retry, Timeouts, Version
+from cloudsimfs.service.client import Client, connect
+from cloudsimfs.service.credentials import Credentials, load_key
+from cloudsimfs.service.model import (
+    Download,
+    Entry,
+    LaunchRequest,
+    Options,
+    RunStatus,
+    Signal,
+    Simulation,
+    Stored,
+    View,
+)
+from cloudsimfs.service.transfer import Fetched
+
+__all__ = [
+    "Budget",
+    "BudgetState",
+    "Client",
+    "Credentials",
+    "Download",
+    "Entry",
+    "Fetched",
+    "LaunchRequest",
+    "Options",
+    "Retry",
+    "RunStatus",
+    "Signal",
+    "Simulation",
+    "Stored",
+    "Timeouts",
+    "Urgency",
+    "Version",
+    "View",
+    "connect",
+    "load_key",
+]

@@ -1,0 +1,68 @@
+"""One API call as a value, and the limits every call is made under. Pure, no I/O."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Version = Literal["v1", "v2"]
+
+
+@dataclass(frozen=True, slots=True)
+class Multipart:
+    """A multipart/form-data body: one text part and one file part (service-api.md section 4.1)."""
+
+    dirname: str
+    basename: str
+    content: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request to the API. `path` is relative to `{base_url}/api/{version}`.
+
+    `subject` is what a 404 would speak of ("entry 17"); without one a 404 means that the call is unknown.
+    `once`: must never be sent twice, not even after a lost answer. `ack`: any body without errors will do.
+    `undocumented`: outside service-api.md, so a 404 or 405 asks for the documented v1 call instead.
+    """
+
+    operation: str
+    method: str
+    path: str
+    version: Version
+    json: Any = None
+    multipart: Multipart | None = None
+    subject: str | None = None
+    once: bool = False
+    ack: bool = False
+    undocumented: bool = False
+
+    @property
+    def label(self) -> str:
+        """How errors and logs name the call."""
+        return f"{self.method} {self.path}"
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Seconds. `total` bounds one call with all its retries; an upload's data is bounded by `read` alone, and a
+    download's by `data`: it can be asked for again from where it stopped.
+    """
+
+    connect: float = 10.0
+    read: float = 60.0
+    data: float = 15.0
+    total: float = 180.0
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """How often a repeatable call is sent at most; pauses have full jitter up to base * 2**n seconds."""
+
+    attempts: int = 4
+    base: float = 0.5
+    cap: float = 20.0
+
+    def ceiling(self, attempt: int) -> float:
+        """The longest pause after attempt number `attempt` (from 1)."""
+        return min(self.cap, self.base * 2.0 ** (attempt - 1))

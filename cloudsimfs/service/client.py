@@ -1,0 +1,415 @@
+"""The verbs of the service: list, view, upload, download, delete, launch, stop, sync, in API v1 or v2.
+
+Thread-safe; one client per account serves any number of threads. Every verb takes `urgency`, which says who
+may have the last calls of the hour (`budget`), and raises errors of `cloudsimfs.errors` only. It knows
+nothing of files, inodes or caches, keeps no copy of what it read, and never sends a launch twice.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
+
+from cloudsimfs import paths
+from cloudsimfs.clock import Clock, SystemClock
+from cloudsimfs.errors import (
+    BadReply,
+    ConfigError,
+    KeyRefused,
+    LaunchUnresolved,
+    LinkExpired,
+    NoSuchEntry,
+    NotOffered,
+    Refused,
+)
+from cloudsimfs.service import entries, parsing, v1, v2
+from cloudsimfs.service.budget import Budget, Urgency
+from cloudsimfs.service.call import Call, Retry, Timeouts, Version
+from cloudsimfs.service.credentials import check_key
+from cloudsimfs.service.exchange import Exchange, check_base_url
+from cloudsimfs.service.model import Download, Entry, LaunchRequest, Signal, Simulation, Stored, View
+from cloudsimfs.service.redact import register_secret
+from cloudsimfs.service.retry import Retrier
+from cloudsimfs.service.transfer import Fetched, Store, opened
+from cloudsimfs.service.transport import Body, Progress, Reply, Wire
+
+_PAGES = 20_000  # pages of one listing; more is a service that never ends
+_LINK_TRIES = 5  # calls until a download link that is null is given up
+_LINK_PAUSE = 2.0  # seconds between them (service-observed.md "URLs")
+
+T = TypeVar("T")
+Record = TypeVar("Record", Entry, Simulation)
+
+
+def connect(
+    *,
+    base_url: str,
+    key: str,
+    api: Literal["auto", "v1", "v2"] = "auto",
+    timeouts: Timeouts | None = None,
+    retry: Retry | None = None,
+    calls_per_hour: int | None = None,
+    key_in_query: bool = False,
+    offline: bool = False,
+    clock: Clock | None = None,
+    stop: threading.Event | None = None,
+) -> Client:
+    """A client of the service at `base_url`. Makes no call: `auto` finds the version out at the first use.
+
+    `calls_per_hour` bounds the calls even if the service reports a higher limit or none. `key_in_query` sends
+    the key as v1's query parameter (service-api.md section 5). When `stop` is set, waits and transfers end
+    with Cancelled. `offline` makes no call at all: each raises Unreachable. Raises ConfigError.
+    """
+    check_key(key, "API key")
+    register_secret(key)
+    url = check_base_url(base_url)
+    clock = clock or SystemClock()
+    stop = stop or threading.Event()
+    timeouts = timeouts or Timeouts()
+    retrier = Retrier(retry or Retry(), clock, stop)
+    budget = Budget(clock, stop, calls_per_hour)
+    wire = Wire(timeouts, clock, stop)
+    exchange = Exchange(
+        wire, budget, retrier, clock, timeouts, base_url=url, key=key, key_in_query=key_in_query, offline=offline
+    )
+    store = Store(wire, retrier, clock, timeouts, secure=url.startswith("https:"))
+    return Client(api, wire, exchange, store, retrier, budget)
+
+
+class Client:
+    """Made by `connect`. Use as a context manager, or call `close`."""
+
+    def __init__(
+        self,
+        api: Literal["auto", "v1", "v2"],
+        wire: Wire,
+        exchange: Exchange,
+        store: Store,
+        retrier: Retrier,
+        budget: Budget,
+    ) -> None:
+        self.budget = budget
+        self._wire = wire
+        self._exchange = exchange
+        self._store = store
+        self._retrier = retrier
+        self._probing = threading.Lock()  # held during the one probing call: nobody can go on without it
+        self._version: Version | None = None if api == "auto" else api
+        self._absent: set[str] = set()  # operations this service's v2 has not; only ever grows
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Drop the pooled connections. Transfers still running end by themselves."""
+        self._wire.close()
+
+    @property
+    def version(self) -> Version:
+        """The API version in use; with `auto` the first look costs one call, which may raise."""
+        return self._resolve(Urgency.NORMAL)
+
+    def _resolve(self, urgency: Urgency) -> Version:
+        if self._version is None:
+            with self._probing:
+                if self._version is None:
+                    self._version = self._probe(urgency)
+        return self._version
+
+    def _probe(self, urgency: Urgency) -> Version:
+        """v2 if the account is enabled for it. A bad key ends in v1 too, whose first call then says so."""
+        try:
+            self._exchange.call(v2.cpu_values(), urgency)
+        except (KeyRefused, NotOffered, NoSuchEntry, Refused):
+            return "v1"
+        return "v2"
+
+    # -- storage: names ---------------------------------------------------------------------------------
+
+    def list_directory(self, entry_id: int, path: str, *, urgency: Urgency = Urgency.NORMAL) -> list[Entry]:
+        """All entries directly in the folder `path` whose id is `entry_id` (0: the root), or an error."""
+        if self._uses_v2("list", urgency):
+            try:
+                return self._paged("GET /storage/index", lambda page: self._page(entry_id, path, page, urgency))
+            except (NotOffered, NoSuchEntry) as error:
+                return self._fallen_back("list", error, lambda: self._list_v1(entry_id, path, urgency))
+        return self._list_v1(entry_id, path, urgency)
+
+    def _list_v1(self, entry_id: int, path: str, urgency: Urgency) -> list[Entry]:
+        call = v1.list_directory(entry_id)
+        return entries.listing(call, self._exchange.call(call, urgency), path).entries
+
+    def list_page(self, entry_id: int, path: str, page: int, *, urgency: Urgency = Urgency.NORMAL) -> list[Entry]:
+        """v2: page `page` (from 1) of a folder, by name. Raises NotOffered in v1, which has no pages."""
+        if not self._uses_v2("list", urgency):
+            raise NotOffered("GET /storage/index: API v1 has no pages")
+        return self._page(entry_id, path, page, urgency)[1]
+
+    def _page(self, entry_id: int, path: str, page: int, urgency: Urgency) -> tuple[list[Any], list[Entry]]:
+        call = v2.list_page(entry_id, page)
+        sent = parsing.items(call, self._exchange.call(call, urgency), "a listing")
+        return sent, entries.listing(call, sent, path).entries
+
+    def _paged(self, label: str, page: Callable[[int], tuple[list[Any], list[Record]]]) -> list[Record]:
+        """All pages up to the empty one. What moved onto the next page meanwhile is taken once."""
+        found: dict[int, Record] = {}
+        before: list[Any] = []
+        for number in range(1, _PAGES + 1):
+            sent, parsed = page(number)
+            if not sent:
+                return list(found.values())
+            if sent == before:
+                raise BadReply(f"{label}: page {number} repeats the page before it")
+            before = sent
+            found.update((each.id, each) for each in parsed)
+        raise BadReply(f"{label}: more than {_PAGES} pages")
+
+    def list_all(self, *, urgency: Urgency = Urgency.NORMAL) -> list[Entry]:
+        """Every entry of the storage in one call, v1's, also for v2 accounts. It can be large."""
+        call = v1.list_all()
+        reply = self._exchange.call(call, urgency, entries.entry_hook())
+        return entries.listing(call, reply, None).entries
+
+    def view(self, path: str, *, urgency: Urgency = Urgency.NORMAL) -> View | None:
+        """What is at `path`; None if definitely nothing. Raises Refused where v2 does not say which."""
+        if path == paths.ROOT:
+            return View(Entry(0, "", "", True), self.list_directory(0, paths.ROOT, urgency=urgency))
+        _check_text(path)
+        call = v2.view(path) if self._resolve(urgency) == "v2" else v1.view(path)
+        try:
+            return entries.view(call, self._exchange.call(call, urgency), path)
+        except NoSuchEntry:
+            return None
+
+    def entry(self, entry_id: int, *, urgency: Urgency = Urgency.NORMAL) -> Entry:
+        """One entry by its id; v1's call, also for v2 accounts. Raises NoSuchEntry."""
+        call = v1.entry(entry_id)
+        return entries.entry(call, self._exchange.call(call, urgency))
+
+    def delete(self, entry_id: int, *, urgency: Urgency = Urgency.NORMAL) -> None:
+        """Delete a file, or a folder with all in it. Raises NoSuchEntry if it was already gone."""
+        if entry_id < 1:
+            raise Refused("DELETE /storage: the root cannot be deleted")
+        self._acknowledged(v2.delete(entry_id), v1.delete(entry_id), urgency)
+
+    def delete_cache(self, *, urgency: Urgency = Urgency.NORMAL) -> None:
+        """Let the service see finished uploads now (v2). Raises NotOffered in v1."""
+        if self._resolve(urgency) == "v1":
+            raise NotOffered("DELETE /user/delete-cache: API v1 has no such call")
+        self._acknowledged(v2.delete_cache(), None, urgency)
+
+    # -- storage: bytes ---------------------------------------------------------------------------------
+
+    def upload(
+        self,
+        path: str,
+        size: int,
+        body: Body,
+        *,
+        progress: Progress | None = None,
+        md5: str | None = None,
+        urgency: Urgency = Urgency.BACKGROUND,
+    ) -> Stored:
+        """Store `size` bytes as `path`: one call for the link, one PUT (service-api.md section 4).
+
+        `body()` gives the bytes anew for each attempt; what it raises drops the connection and passes
+        through. `progress` gets the bytes sent so far. `md5` (hex) is compared with the store's ETag if that
+        is an MD5.
+        """
+        _check_text(path)
+        link = self._upload_link(path, urgency)
+        try:
+            return self._store.put(link, size, body, progress=progress, md5=md5)
+        except LinkExpired:
+            link = self._upload_link(path, urgency)
+            return self._store.put(link, size, body, progress=progress, md5=md5)
+
+    def _upload_link(self, path: str, urgency: Urgency) -> str:
+        call = v2.upload_url(path) if self._resolve(urgency) == "v2" else v1.upload_url(path)
+        link = parsing.link(call, self._exchange.call(call, urgency))
+        if link is None:
+            raise BadReply(f"{call.label}: no upload link came")
+        return link
+
+    def upload_direct(self, path: str, data: bytes, *, urgency: Urgency = Urgency.NORMAL) -> None:
+        """Store a file below 2 MB in one API call, v1's. Raises Refused if it is larger."""
+        _check_text(path)
+        call = v1.upload_direct(path, data)
+        if len(data) >= v1.DIRECT_LIMIT:
+            raise Refused(f"{call.label}: direct upload is for files below {v1.DIRECT_LIMIT} bytes")
+        self._acknowledged(None, call, urgency)
+
+    def download(self, entry_id: int, *, urgency: Urgency = Urgency.NORMAL) -> Download:
+        """Where the file can be fetched. A null link is asked for again, 2 s apart, at most 5 times."""
+        for tries in range(_LINK_TRIES):
+            if tries:
+                self._retrier.wait(f"download link of entry {entry_id}", _LINK_PAUSE)
+            link = self._download_link(entry_id, urgency)
+            if link is not None:
+                return Download(link)
+        raise Refused(f"entry {entry_id}: the service has no download link for it yet; try again later")
+
+    def _download_link(self, entry_id: int, urgency: Urgency) -> str | None:
+        """v2's documented call, else the one public clients use, else v1's."""
+        candidates: list[tuple[str, Call]] = [("", v1.download_url(entry_id))]
+        if self._resolve(urgency) == "v2":
+            candidates = [
+                ("download", v2.download(entry_id)),
+                ("view-url", v2.view_url(entry_id)),
+                *candidates,
+            ]
+        missing: list[str] = []
+        for name, call in candidates:
+            if name in self._absent:
+                continue
+            try:
+                link = parsing.link(call, self._exchange.call(call, urgency))
+            except (NotOffered, NoSuchEntry):
+                if not name:
+                    raise
+                missing.append(name)
+                continue
+            self._absent.update(missing)
+            return link
+        raise NotOffered(f"entry {entry_id}: the service offers no download link")
+
+    def fetch(
+        self,
+        download: Download,
+        *,
+        offset: int = 0,
+        length: int | None = None,
+        if_etag: str | None = None,
+        if_size: int | None = None,
+    ) -> Fetched:
+        """Open `length` bytes (None: the rest) from `offset` of a file; no API call. Close what is returned.
+
+        A server that ignores the range answers with `.offset` 0 and `.partial` False. Raises LinkExpired when
+        a new `download` is needed, VersionChanged if the object's ETag or whole size (bytes) is another than
+        `if_etag` or `if_size`, or if it ends before `offset`.
+        """
+        return self._store.get(download, offset=offset, length=length, if_etag=if_etag, if_size=if_size)
+
+    def download_direct(self, entry_id: int, *, urgency: Urgency = Urgency.NORMAL) -> Fetched:
+        """Open a whole file with one API call, v1's. Close what is returned."""
+        call = v1.download_direct(entry_id)
+        reply = self._exchange.open(call, urgency)
+        if isinstance(reply, Reply):
+            return opened(call.label, reply)
+        return self._store.get(Download(reply))
+
+    # -- simulations ------------------------------------------------------------------------------------
+
+    def simulations(self, *, urgency: Urgency = Urgency.NORMAL) -> list[Simulation]:
+        """All runs of the user, without their logs in v2."""
+        if self._uses_v2("simulations", urgency):
+            try:
+                return self._paged("GET /simulation/index-short", lambda page: self._simulations_page(page, urgency))
+            except (NotOffered, NoSuchEntry) as error:
+                return self._fallen_back("simulations", error, lambda: self._simulations_v1(urgency))
+        return self._simulations_v1(urgency)
+
+    def _simulations_v1(self, urgency: Urgency) -> list[Simulation]:
+        call = v1.list_simulations()
+        return parsing.simulations(call, self._exchange.call(call, urgency))[0]
+
+    def _simulations_page(self, page: int, urgency: Urgency) -> tuple[list[Any], list[Simulation]]:
+        call = v2.simulations_page(page)
+        sent = parsing.items(call, self._exchange.call(call, urgency), "a list of simulations")
+        return sent, parsing.simulations(call, sent)[0]
+
+    def simulation(self, run_id: int, *, urgency: Urgency = Urgency.NORMAL) -> Simulation:
+        """One run with its output. Raises NoSuchEntry."""
+        call, reply = self._either(v2.simulation(run_id), v1.simulation(run_id), urgency)
+        return parsing.simulation(call, reply)
+
+    def launch(self, request: LaunchRequest, *, urgency: Urgency = Urgency.CONTROL) -> int:
+        """Start a run; its id. Sends one POST at most, ever.
+
+        Raises LaunchUnresolved if the POST may have arrived but its answer is lost or unreadable: look at
+        `simulations`, never launch again. Any other error means that nothing was started.
+        """
+        for text in (request.folder, request.cpu, request.ram, request.script, request.mesh or ""):
+            _check_text(text)
+        call = v2.launch(request) if self._resolve(urgency) == "v2" else v1.launch(request)
+        try:
+            return parsing.launched(call, self._exchange.call(call, urgency))
+        except BadReply as error:
+            raise LaunchUnresolved(f"{error}; it may have started a run") from None
+
+    def stop(self, run_id: int, signal: Signal, *, urgency: Urgency = Urgency.CONTROL) -> None:
+        """Stop a run, softly or hard. Raises NoSuchEntry, and Refused in the wrong state."""
+        if signal is Signal.SYNC:
+            raise ValueError("use sync()")
+        if self._resolve(urgency) == "v2":
+            self._acknowledged(v2.stop(run_id, signal), None, urgency)
+        else:
+            self._acknowledged(None, v1.stop(run_id, signal), urgency)
+
+    def sync(self, run_id: int, *, urgency: Urgency = Urgency.CONTROL) -> None:
+        """Ask a run to save its current results and go on. Raises NoSuchEntry, and Refused in the wrong
+        state.
+        """
+        self._acknowledged(v2.sync(run_id), v1.sync(run_id), urgency)
+
+    def cpu_values(self, *, urgency: Urgency = Urgency.NORMAL) -> tuple[str, ...]:
+        """The values a launch may use for cpu."""
+        return parsing.options(*self._either(v2.cpu_values(), v1.cpu_values(), urgency))
+
+    def ram_values(self, *, urgency: Urgency = Urgency.NORMAL) -> tuple[str, ...]:
+        """The values a launch may use for ram."""
+        return parsing.options(*self._either(v2.ram_values(), v1.ram_values(), urgency))
+
+    def scripts(self, *, urgency: Urgency = Urgency.NORMAL) -> tuple[str, ...]:
+        """The values a launch may use for script."""
+        return parsing.options(*self._either(v2.scripts(), v1.scripts(), urgency))
+
+    # -- one version or the other -----------------------------------------------------------------------
+
+    def _uses_v2(self, operation: str, urgency: Urgency) -> bool:
+        return self._resolve(urgency) == "v2" and operation not in self._absent
+
+    def _either(self, two: Call, one: Call, urgency: Urgency) -> tuple[Call, Any]:
+        """The call of the version in use, and its reply."""
+        if not self._uses_v2(two.operation, urgency):
+            return one, self._exchange.call(one, urgency)
+        try:
+            return two, self._exchange.call(two, urgency)
+        except (NotOffered, NoSuchEntry) as error:
+            if not two.undocumented:
+                raise
+            reply = self._fallen_back(two.operation, error, lambda: self._exchange.call(one, urgency))
+            return one, reply
+
+    def _fallen_back(self, operation: str, error: Exception, instead: Callable[[], T]) -> T:
+        """What v1 says where v2 answered 404 or 405; remembered, so that the detour is paid once.
+
+        A 404 that names an id may mean the id: only if v1 knows it, the call was what v2 did not know.
+        """
+        if isinstance(error, NotOffered):
+            self._absent.add(operation)
+        result = instead()
+        self._absent.add(operation)
+        return result
+
+    def _acknowledged(self, two: Call | None, one: Call | None, urgency: Urgency) -> None:
+        if two is not None and one is not None:
+            call, reply = self._either(two, one, urgency)
+        else:
+            only = two or one
+            assert only is not None
+            call, reply = only, self._exchange.call(only, urgency)
+        if parsing.unwrap(reply) is False:
+            raise Refused(f"{call.label}: the service answered false")
+
+
+def _check_text(text: str) -> None:
+    """Refuse what is not UTF-8: it would reach the service as something else."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise ConfigError(f"{text!r}: the service takes UTF-8 only") from None

@@ -1,0 +1,92 @@
+"""Reads the API key from the user's file. No state, no network; never shows the key."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from cloudsimfs.errors import ConfigError
+from cloudsimfs.service.redact import register_secret
+
+log = logging.getLogger(__name__)
+
+_LARGEST = 64 * 1024  # bytes; a key or license file is far smaller
+_KEY_MEMBERS = ("apikey", "key", "token", "apitoken", "accesskey", "accesstoken", "licensekey", "secret")
+_USER_MEMBERS = ("username", "user", "login", "email", "name")
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """A user's key; `username` is only known from a license file."""
+
+    username: str | None
+    key: str = field(repr=False)
+
+
+def load_key(path: str | os.PathLike[str]) -> Credentials:
+    """The key in `path`: the key alone on one line, or the service's license file (service-api.md section 5).
+
+    Raises ConfigError with a sentence that says what is wrong with the file. Warns if others can read it.
+    """
+    name = os.fspath(path)
+    try:
+        with open(name, "rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            content = file.read(_LARGEST + 1)
+    except OSError as error:
+        raise ConfigError(f"key file {name}: {error.strerror}") from None
+    except ValueError:
+        raise ConfigError(f"key file {name!r}: not a file name") from None
+    if mode & (stat.S_IRGRP | stat.S_IROTH):
+        log.warning("key file %s can be read by others; run: chmod 600 %s", name, name)
+    if len(content) > _LARGEST:
+        raise ConfigError(f"key file {name}: too large to be a key or a license file")
+    try:
+        text = content.decode("utf-8-sig").strip()
+    except UnicodeDecodeError:
+        raise ConfigError(f"key file {name}: not a text file") from None
+    if not text:
+        raise ConfigError(f"key file {name}: it is empty")
+    found = _from_license(name, text) if text.startswith("{") else Credentials(None, text)
+    check_key(found.key, f"key file {name}")
+    register_secret(found.key)
+    return found
+
+
+def check_key(key: str, where: str) -> None:
+    """Refuse what cannot be sent as a header value. Raises ConfigError, without showing the key."""
+    if not key:
+        raise ConfigError(f"{where}: the API key is empty")
+    if len(key.splitlines()) > 1:
+        raise ConfigError(f"{where}: more than one line; it should hold the API key alone or the license JSON")
+    if not key.isascii() or not key.isprintable() or " " in key:
+        raise ConfigError(f"{where}: an API key has printable ASCII characters and no spaces")
+
+
+def _from_license(name: str, text: str) -> Credentials:
+    try:
+        license_ = json.loads(text)
+    except (ValueError, RecursionError):
+        raise ConfigError(f"key file {name}: it starts like a license file but is not valid JSON") from None
+    members = {_plain(each): value for each, value in license_.items()}
+    key = _first(members, _KEY_MEMBERS)
+    if key is None:
+        raise ConfigError(f"key file {name}: the license JSON has no member that is the key (as `api_key`)")
+    return Credentials(_first(members, _USER_MEMBERS), key)
+
+
+def _plain(member: str) -> str:
+    return member.replace("-", "").replace("_", "").replace(" ", "").lower()
+
+
+def _first(members: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
+    for each in names:
+        value = members.get(each)
+        if isinstance(value, str) and value.strip():
+            return value.strip()
+    return None

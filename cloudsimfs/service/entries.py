@@ -1,0 +1,193 @@
+"""Storage entries from replies: listings, single entries, view-by-path.
+
+Pure and thread-safe. What the service sends is not trusted (design.md, invariant 10): an entry whose name, id,
+size or place cannot be right is skipped; each reply's refused entries are counted and logged once.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cloudsimfs import paths
+from cloudsimfs.errors import BadReply
+from cloudsimfs.service.call import Call
+from cloudsimfs.service.model import Entry, View
+from cloudsimfs.service.parsing import (
+    CHILD_MEMBERS,
+    Hook,
+    bad_reply,
+    excerpt,
+    integer,
+    items,
+    timestamp_ns,
+    unwrap,
+)
+
+log = logging.getLogger(__name__)
+
+_DIRECTORY_TYPES = frozenset({"dir", "directory", "folder"})
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """One parsed listing or page. `received` counts what the service sent, refused entries included."""
+
+    entries: list[Entry]
+    received: int
+
+
+class _Refused(Exception):
+    """Why one entry cannot be taken over."""
+
+
+class _Folders:
+    """Checks and interns dirnames; one per listing, because nearly all its entries share them."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, str] = {}
+
+    def clean(self, dirname: str) -> str:
+        known = self._known.get(dirname)
+        if known is None:
+            known = dirname.strip("/")
+            if known == ".":
+                known = paths.ROOT
+            if known and not all(paths.is_safe_name(part) for part in known.split("/")):
+                raise _Refused("an unsafe folder")
+            known = self._known[dirname] = sys.intern(known)
+        return known
+
+
+def _place(raw: Mapping[str, Any], folders: _Folders, listed: str | None) -> tuple[str, str]:
+    """(dirname, name) of an entry; `listed` is the folder the listing is of, None if it is of all."""
+    whole, last, dirname = raw.get("name"), raw.get("basename"), raw.get("dirname")
+    whole = whole.strip("/") if isinstance(whole, str) else ""
+    last = last.strip("/") if isinstance(last, str) else ""
+    above, slash, end = whole.rpartition("/")
+    if not last:
+        last = end
+    if isinstance(dirname, str):
+        folder = folders.clean(dirname)
+    elif slash:
+        folder = folders.clean(above)
+    elif listed is not None:
+        folder = listed
+    else:
+        folder = paths.ROOT
+    if not paths.is_safe_name(last):
+        raise _Refused("an unsafe name")
+    if (slash and whole != (f"{folder}/{last}" if folder else last)) or (not slash and end not in ("", last)):
+        raise _Refused("a name and a folder that disagree")
+    if listed is not None and folder != listed:
+        raise _Refused("a folder other than the listed one")
+    return folder, last
+
+
+def _size(raw: Mapping[str, Any]) -> int:
+    value = raw.get("size")
+    if value is None or value == "":
+        return 0
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    size = integer(value)
+    if size is None:
+        raise _Refused("an impossible size")
+    return size
+
+
+def _is_directory(raw: Mapping[str, Any]) -> bool:
+    kind = raw.get("type")
+    if isinstance(kind, str) and kind:
+        return kind.lower() in _DIRECTORY_TYPES
+    name = raw.get("name")
+    return (isinstance(name, str) and name.endswith("/")) or raw.get("size") == ""
+
+
+def entry_hook() -> Hook:
+    """For a reply of all entries: makes each one an Entry while the JSON is read, to spare the memory."""
+    folders = _Folders()
+
+    def hook(raw: dict[str, Any]) -> Any:
+        try:
+            return _entry(raw, folders, None)
+        except _Refused:
+            return raw  # an envelope, or for `listing` to refuse and count
+
+    return hook
+
+
+def _entry(raw: Any, folders: _Folders, listed: str | None) -> Entry:
+    if isinstance(raw, Entry):
+        return raw  # made by `entry_hook`
+    if not isinstance(raw, dict):
+        raise _Refused("no members")
+    ident = integer(raw.get("id"))
+    if not ident:
+        raise _Refused("no usable id")
+    dirname, name = _place(raw, folders, listed)
+    if _is_directory(raw):
+        return Entry(ident, dirname, name, True, 0, timestamp_ns(raw.get("timeCreated")))
+    return Entry(ident, dirname, name, False, _size(raw), timestamp_ns(raw.get("timeCreated")))
+
+
+def _entries(call: Call, items: Iterable[Any], listed: str | None) -> list[Entry]:
+    folders = _Folders()
+    found: list[Entry] = []
+    refused: dict[str, int] = {}
+    for raw in items:
+        try:
+            found.append(_entry(raw, folders, listed))
+        except _Refused as reason:
+            refused[str(reason)] = refused.get(str(reason), 0) + 1
+    if refused:
+        told = ", ".join(f"{count} with {reason}" for reason, count in refused.items())
+        log.warning("%s: entries refused: %s", call.label, told)
+    return found
+
+
+def listing(call: Call, reply: Any, folder: str | None) -> Listing:
+    """A folder's listing, a page of it, or (`folder` None) all entries. Raises BadReply."""
+    found = items(call, reply, "a listing")
+    entries = _entries(call, found, None if folder is None else sys.intern(folder))
+    if found and not entries and not any(isinstance(item, dict) for item in found):
+        raise bad_reply(call, reply, "a listing")
+    return Listing(entries, len(found))
+
+
+def entry(call: Call, reply: Any) -> Entry:
+    """One entry. Raises BadReply."""
+    value = unwrap(reply)
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    try:
+        return _entry(value, _Folders(), None)
+    except _Refused as reason:
+        raise BadReply(f"{call.label}: the answer is no entry ({reason}): {excerpt(reply)}") from None
+
+
+def view(call: Call, reply: Any, path: str) -> View | None:
+    """What view-by-path says of `path`; None if it says that nothing is there. Raises BadReply."""
+    value = unwrap(reply)
+    dirname, name = paths.split(path)
+    if value is None or value == []:
+        return None
+    if isinstance(value, list):
+        if len(value) == 1 and isinstance(value[0], dict):
+            single = _entries(call, value, None)
+            if single and single[0].path == path:
+                return View(single[0])
+        return View(Entry(0, dirname, name, True), listing(call, value, path).entries)
+    if not isinstance(value, dict):
+        raise bad_reply(call, reply, "an entry")
+    member = next((each for each in CHILD_MEMBERS if isinstance(value.get(each), list)), None)
+    children = None if member is None else _entries(call, value[member], path)
+    if member is not None and "id" not in value:
+        return View(Entry(0, dirname, name, True), children)
+    own = entry(call, value)
+    if own.path != path:
+        raise BadReply(f"{call.label}: the answer speaks of another path: {excerpt(own.path)}")
+    return View(own, children)

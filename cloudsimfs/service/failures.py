@@ -1,0 +1,138 @@
+"""What a reply's status and text mean: the map from HTTP to the error tree. Pure, no I/O.
+
+The statuses of failures are not documented (service-api.md section 7); the rules are service-observed.md's.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from datetime import UTC
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+from cloudsimfs.errors import (
+    BadReply,
+    BudgetSpent,
+    KeyRefused,
+    NoSuchEntry,
+    NotOffered,
+    Refused,
+    ServerFault,
+    ServiceError,
+    TimedOut,
+    VersionNotEnabled,
+)
+from cloudsimfs.service.call import Call
+from cloudsimfs.service.parsing import Hook, excerpt
+
+_RATE = re.compile(r"rate.?limit|too many requests|quota|limit (?:exceeded|reached)", re.IGNORECASE)
+_KEY = re.compile(r"unauthori[sz]ed|unauthenticated|forbidden|\bapi.?key\b|invalid key|access denied", re.IGNORECASE)
+_NOT_ENABLED = re.compile(r"not (?:yet |been )*(?:enabled|activated|available)|no access", re.IGNORECASE)
+_OF_VERSION = re.compile(r"\bv2\b|\bversion\b|\buser\b|\baccount\b", re.IGNORECASE)
+
+
+def is_page(headers: Mapping[str, str], content: bytes | bytearray) -> bool:
+    """Whether this is a web page (a gateway's, a portal's), not an answer."""
+    if "html" in headers.get("content-type", "").lower():
+        return True
+    return content[:64].lstrip()[:1] == b"<"
+
+
+def errors_text(value: Any) -> str | None:
+    """The texts of `{"errors": [...]}`; None if the value is no failure envelope."""
+    if not isinstance(value, dict) or "id" in value:
+        return None
+    told = value.get("errors") or value.get("error")
+    if not told:
+        return None
+    texts = told if isinstance(told, list) else list(told.values()) if isinstance(told, dict) else [told]
+    return excerpt("; ".join(each if isinstance(each, str) else excerpt(each) for each in texts))
+
+
+def decode(call: Call, headers: Mapping[str, str], content: bytes | bytearray, hook: Hook | None = None) -> Any:
+    """The JSON value of a 2xx reply. Raises BadReply, or what its `errors` mean.
+
+    `hook` may replace every object as soon as it is read, so that a large reply is never held whole.
+    """
+    if is_page(headers, content):
+        raise ServerFault(f"{call.label}: a web page came instead of an answer: {excerpt(content)}")
+    try:
+        value = None if not content or content.isspace() else json.loads(content, object_hook=hook)
+    except (ValueError, RecursionError):
+        if call.ack:
+            return None
+        raise BadReply(f"{call.label}: the answer is not JSON: {excerpt(content)}") from None
+    told = errors_text(value)
+    if told is not None:
+        raise _by_text(call, told, told)
+    return value
+
+
+def failure(call: Call, status: int, headers: Mapping[str, str], content: bytes | bytearray) -> ServiceError:
+    """The error that a reply with a status other than 2xx stands for."""
+    told = _told(headers, content)
+    text = f"{call.label}: HTTP {status}" + (f": {told}" if told else "")
+    if status == 429 or (status == 403 and _RATE.search(told)):
+        return BudgetSpent(text)
+    if status == 401:
+        return VersionNotEnabled(text) if _names_version(call, told) else KeyRefused(text)
+    if status == 403:
+        return KeyRefused(text) if not told else _by_text(call, told, text)
+    if status in (405, 501):
+        return NotOffered(text)
+    if status == 404:
+        if call.subject is None or is_page(headers, content):  # a gateway's page says nothing of an entry
+            return NotOffered(f"{text}: the service has no such call; is the base URL right?")
+        return NoSuchEntry(f"{call.label}: no such {call.subject}" + (f": {told}" if told else ""))
+    if status == 408:
+        return TimedOut(text)
+    if status >= 500:
+        return ServerFault(text)
+    return Refused(text)
+
+
+def _by_text(call: Call, told: str, text: str) -> ServiceError:
+    """A failure that only its words explain; v2 answers 403 whatever the cause."""
+    if not text.startswith(call.label):
+        text = f"{call.label}: {text}"
+    if _RATE.search(told):
+        return BudgetSpent(text)
+    if _names_version(call, told):
+        return VersionNotEnabled(text)
+    if _KEY.search(told):
+        return KeyRefused(text)
+    return Refused(text)
+
+
+def _names_version(call: Call, told: str) -> bool:
+    return call.version == "v2" and bool(_NOT_ENABLED.search(told) and _OF_VERSION.search(told))
+
+
+def _told(headers: Mapping[str, str], content: bytes | bytearray) -> str:
+    if is_page(headers, content):
+        return "(a web page)"
+    try:
+        value = json.loads(content) if content and not content.isspace() else None
+    except (ValueError, RecursionError):
+        return excerpt(content)
+    told = errors_text(value)
+    if told is not None:
+        return told
+    if isinstance(value, dict):
+        value = value.get("message") or value.get("detail") or value
+    return "" if not value else excerpt(value)
+
+
+def retry_after(headers: Mapping[str, str], now: float) -> float | None:
+    """Seconds from a Retry-After header, which is in seconds or a date; None if there is no usable one."""
+    value = headers.get("retry-after", "").strip()
+    if value.isascii() and value.isdigit():
+        return float(value[:9])
+    try:
+        moment = parsedate_to_datetime(value)
+        stamp = moment.replace(tzinfo=moment.tzinfo or UTC).timestamp()
+    except (ValueError, TypeError, IndexError, OverflowError):
+        return None
+    return max(0.0, stamp - now)

@@ -1,0 +1,82 @@
+"""Doing again what may be done again: bounded by attempts and by a deadline, with full jitter.
+
+Thread-safe (no state of its own but the random numbers'). Never repeats what its caller did not allow.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from cloudsimfs.clock import Clock
+from cloudsimfs.errors import Cancelled, ServiceError
+from cloudsimfs.service.call import Retry
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Failed(Exception):
+    """One attempt failed with `error`.
+
+    `again`: the same attempt may succeed later. `sent`: the request may have reached the service. `pause`:
+    the seconds the service asked to wait, if it did.
+    """
+
+    def __init__(self, error: ServiceError, *, again: bool, sent: bool = True, pause: float | None = None) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.again = again
+        self.sent = sent
+        self.pause = pause
+
+
+class Retrier:
+    """Runs attempts under one policy. `stop` ends every pause with Cancelled."""
+
+    def __init__(self, policy: Retry, clock: Clock, stop: threading.Event) -> None:
+        self._policy = policy
+        self._clock = clock
+        self._stop = stop
+
+    def run(self, label: str, total: float, attempt: Callable[[float], T], *, once: bool = False) -> T:
+        """The result of `attempt(deadline)`, which is repeated while it raises Failed with `again`.
+
+        `total` is in seconds for all attempts and pauses; with `once` there is one attempt, whatever happens.
+        Raises the last Failed, or Cancelled.
+        """
+        deadline = self._clock.monotonic() + total
+        number = 0
+        while True:
+            number += 1
+            self.check(label)
+            try:
+                return attempt(deadline)
+            except Failed as failed:
+                pause = self._pause(failed, number)
+                if (
+                    once
+                    or not failed.again
+                    or number >= self._policy.attempts
+                    or self._clock.monotonic() + pause > deadline
+                ):
+                    raise
+                log.debug("%s: attempt %d failed, again in %.1f s: %s", label, number, pause, failed.error)
+            self.wait(label, pause)
+
+    def _pause(self, failed: Failed, number: int) -> float:
+        jitter = random.uniform(0.0, self._policy.ceiling(number))
+        return jitter if failed.pause is None else failed.pause + jitter / 4
+
+    def wait(self, label: str, seconds: float) -> None:
+        """Wait, unless this side is stopped meanwhile: Cancelled."""
+        self._clock.wait(self._stop, seconds)
+        self.check(label)
+
+    def check(self, label: str) -> None:
+        if self._stop.is_set():
+            raise Cancelled(f"{label}: stopped")

@@ -1,0 +1,235 @@
+"""The object store behind signed URLs: one PUT up, ranged GETs down, with constant memory.
+
+Thread-safe. Signed URLs carry their own signature: the API key is never sent to them, they are never logged,
+and they count against no limit (service-observed.md "URLs").
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from email.utils import parsedate_to_datetime
+from urllib.parse import urlsplit
+
+from cloudsimfs.clock import Clock
+from cloudsimfs.errors import (
+    BadReply,
+    LinkExpired,
+    NoSuchEntry,
+    Refused,
+    ServerFault,
+    ServiceError,
+    TimedOut,
+    VersionChanged,
+)
+from cloudsimfs.service.call import Timeouts
+from cloudsimfs.service.exchange import joined
+from cloudsimfs.service.model import Download, Stored
+from cloudsimfs.service.parsing import excerpt
+from cloudsimfs.service.retry import Failed, Retrier
+from cloudsimfs.service.transport import Body, Progress, Reply, Wire
+from cloudsimfs.service.v1 import CONTENT_TYPE
+
+_HOPS = 5
+_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)")
+_MD5 = re.compile(r"[0-9a-f]{32}")
+
+
+class Fetched:
+    """The open body of a file or a range of it. Use as a context manager; read `blocks` once.
+
+    `offset` and `length` are what really comes, in bytes (`length` None: not told); `total` is the size of
+    the whole object, None if not told. `partial` is False if the server ignored the range and sends
+    everything.
+    """
+
+    def __init__(
+        self, label: str, reply: Reply, *, offset: int, length: int | None, total: int | None, partial: bool
+    ) -> None:
+        self._label = label
+        self._reply = reply
+        self.etag = reply.headers.get("etag")
+        self.offset = offset
+        self.length = length
+        self.total = total
+        self.partial = partial
+
+    def __enter__(self) -> Fetched:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._reply.close()
+
+    def blocks(self) -> Iterator[bytes]:
+        """The bytes, in blocks of at most 256 KiB. Raises Unreachable or TimedOut if they are cut off."""
+        got = 0
+        try:
+            for block in self._reply.blocks():
+                got += len(block)
+                if self.length is not None and got > self.length:
+                    raise BadReply(f"{self._label}: more than the announced {self.length} bytes came")
+                yield block
+        except Failed as failed:
+            raise failed.error from None
+        if self.length is not None and got < self.length:
+            raise BadReply(f"{self._label}: {got} of the announced {self.length} bytes came")
+
+
+class Store:
+    """Transfers over signed URLs. With `secure`, links must be https."""
+
+    def __init__(self, wire: Wire, retrier: Retrier, clock: Clock, timeouts: Timeouts, *, secure: bool) -> None:
+        self._wire = wire
+        self._retrier = retrier
+        self._clock = clock
+        self._timeouts = timeouts
+        self._secure = secure
+
+    def put(self, url: str, size: int, body: Body, *, progress: Progress | None, md5: str | None) -> Stored:
+        """Store `size` bytes. Raises LinkExpired, Cancelled, other ServiceErrors, and what `body` raises."""
+        label = "PUT upload link"
+        self._check(label, url)
+
+        def attempt(_: float) -> Stored:
+            headers = {"Content-Type": CONTENT_TYPE}
+            with self._wire.upload(label, url, headers, size, body, progress) as reply:
+                if not 200 <= reply.status < 300:
+                    raise self._refusal(label, reply)
+                reply.error_content()  # read on, so that the connection can be used again
+                return _stored(label, reply.headers, md5)
+
+        # The transfer itself may take hours: only its pauses and the number of attempts are bounded.
+        try:
+            return self._retrier.run(label, float("inf"), attempt)
+        except Failed as failed:
+            raise failed.error from None
+
+    def get(
+        self,
+        download: Download,
+        *,
+        offset: int = 0,
+        length: int | None = None,
+        if_etag: str | None = None,
+        if_size: int | None = None,
+    ) -> Fetched:
+        """Open `length` bytes (None: the rest) from `offset`; the caller closes it."""
+        label = "GET download link"
+        headers = {"Accept-Encoding": "identity"}
+        if length is not None and length < 1:
+            raise ValueError("a range has at least one byte")
+        if offset or length is not None:
+            end = "" if length is None else str(offset + length - 1)
+            headers["Range"] = f"bytes={offset}-{end}"
+
+        def attempt(deadline: float) -> Fetched:
+            reply = self._follow(label, download.url, headers, deadline)
+            try:
+                if reply.status not in (200, 206):
+                    raise self._refusal(label, reply)
+                return opened(label, reply, offset, length, if_etag, if_size)
+            except BaseException:
+                reply.close()
+                raise
+
+        try:
+            return self._retrier.run(label, self._timeouts.total, attempt)
+        except Failed as failed:
+            raise failed.error from None
+
+    def _follow(self, label: str, url: str, headers: Mapping[str, str], deadline: float) -> Reply:
+        for _ in range(_HOPS + 1):
+            self._check(label, url)
+            reply = self._wire.send(label, "GET", url, headers, deadline=deadline, read=self._timeouts.data)
+            location = reply.headers.get("location")
+            if reply.status not in (301, 302, 303, 307, 308) or not location:
+                return reply
+            reply.close()
+            url = joined(label, url, location)
+        raise Failed(Refused(f"{label}: more than {_HOPS} redirects"), again=False)
+
+    def _check(self, label: str, url: str) -> None:
+        try:
+            parts = urlsplit(url)
+            usable = parts.scheme in ("http", "https") and bool(parts.hostname)
+        except ValueError:
+            usable = False
+        if not usable:
+            raise BadReply(f"{label}: not a usable link")
+        if self._secure and parts.scheme != "https":
+            raise BadReply(f"{label}: the link is not https, though the API is")
+
+    @staticmethod
+    def _refusal(label: str, reply: Reply) -> Failed:
+        told = excerpt(reply.error_content())
+        text = f"{label}: HTTP {reply.status}" + (f": {told}" if told else "")
+        error: ServiceError
+        if reply.status in (400, 401, 403):
+            error = LinkExpired(text)
+        elif reply.status in (404, 410):
+            error = NoSuchEntry(text)
+        elif reply.status in (412, 416):
+            error = VersionChanged(f"{text} (the stored object is not the expected one)")
+        elif reply.status == 408:
+            error = TimedOut(text)
+        elif reply.status >= 500 or reply.status == 429:
+            error = ServerFault(text)
+        else:
+            error = Refused(text)
+        return Failed(error, again=isinstance(error, (ServerFault, TimedOut)))
+
+
+def opened(
+    label: str,
+    reply: Reply,
+    offset: int = 0,
+    length: int | None = None,
+    if_etag: str | None = None,
+    if_size: int | None = None,
+) -> Fetched:
+    """The checked body of a 200 or 206. Raises BadReply, VersionChanged."""
+    etag = reply.headers.get("etag")
+    if if_etag is not None and etag is not None and etag != if_etag:
+        raise VersionChanged(f"{label}: the file was replaced on the service")
+    if reply.headers.get("content-encoding", "identity").lower() not in ("", "identity"):
+        raise BadReply(f"{label}: the file comes compressed, though it was asked for as it is")
+    if reply.status == 200:
+        size = reply.content_length
+        if etag is None and None not in (size, if_size) and size != if_size:
+            raise BadReply(f"{label}: {size} bytes came that are no stored object")  # a proxy's page
+        _check_size(label, size, if_size)
+        return Fetched(label, reply, offset=0, length=size, total=size, partial=False)
+    match = _RANGE.fullmatch(reply.headers.get("content-range", "").strip())
+    if match is None:
+        raise BadReply(f"{label}: a part came without a usable Content-Range")
+    first, last = int(match[1]), int(match[2])
+    total = None if match[3] == "*" else int(match[3])
+    _check_size(label, total, if_size)
+    got = last - first + 1
+    wanted = length is None or got <= length
+    if first != offset or got < 1 or not wanted or reply.content_length not in (None, got):
+        raise BadReply(f"{label}: another part came than was asked for (Content-Range {match[0]})")
+    if length is not None and got < length and total is not None and last != total - 1:
+        raise BadReply(f"{label}: a shorter part came than was asked for (Content-Range {match[0]})")
+    return Fetched(label, reply, offset=first, length=got, total=total, partial=True)
+
+
+def _check_size(label: str, total: int | None, expected: int | None) -> None:
+    if None not in (total, expected) and total != expected:
+        raise VersionChanged(f"{label}: the object has {total} bytes, not {expected}")
+
+
+def _stored(label: str, headers: Mapping[str, str], md5: str | None) -> Stored:
+    etag = headers.get("etag")
+    plain = (etag or "").strip('"').lower()
+    if md5 is not None and _MD5.fullmatch(plain) and plain != md5.lower():
+        raise Failed(BadReply(f"{label}: the store has other bytes than were sent"), again=True)
+    stored_ns = None
+    try:
+        stored_ns = int(parsedate_to_datetime(headers.get("date", "")).timestamp()) * 10**9
+    except (ValueError, TypeError, OverflowError):
+        pass  # the date is a courtesy
+    return Stored(etag, stored_ns)

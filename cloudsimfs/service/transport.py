@@ -1,0 +1,308 @@
+"""HTTP: pooled connections, timeouts, and the network's failures as the error tree. The one importer of
+requests.
+
+Thread-safe: one `Wire` serves any number of threads. It keeps no cookies, follows no redirect, takes proxies
+but no passwords from the environment, and never adds a credential: its callers give the headers.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from http.cookiejar import DefaultCookiePolicy
+from typing import Any
+
+import requests
+import urllib3
+from requests.adapters import HTTPAdapter
+from requests.auth import AuthBase
+
+from cloudsimfs.clock import Clock
+from cloudsimfs.errors import BadReply, Cancelled, ServiceError, TimedOut, Unreachable
+from cloudsimfs.service.call import Timeouts
+from cloudsimfs.service.redact import redact
+from cloudsimfs.service.retry import Failed
+
+POOL = 64  # kept connections per host
+BLOCK = 1 << 18  # bytes read at once
+SLICE = 1 << 16  # bytes sent at once: one send has to end within the connect timeout
+_LARGEST = 1 << 29  # bytes of an API answer; an all-entries listing of a million files is far below
+_SHORT = 1 << 16  # bytes read of an error's body
+
+Body = Callable[[], Iterable[bytes]]
+Progress = Callable[[int], None]
+
+
+class _NoAuth(AuthBase):
+    """Stops requests from looking for a password in ~/.netrc."""
+
+    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        return request
+
+
+class _BodyFailed(Exception):
+    """Carries an error of the body past the HTTP library, which would take an OSError for the network's."""
+
+
+class _Upload:
+    """A body of known size in slices. Its length makes requests set Content-Length."""
+
+    def __init__(self, label: str, size: int, body: Body, progress: Progress | None, stop: threading.Event) -> None:
+        self._label = label
+        self._size = size
+        self._body = body
+        self._progress = progress
+        self._stop = stop
+        self.failure: BaseException | None = None
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Iterator[memoryview]:
+        try:
+            yield from self._slices()
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            self.failure = error
+            raise _BodyFailed from error
+
+    def _slices(self) -> Iterator[memoryview]:
+        sent = 0
+        chunks = iter(self._body())
+        try:
+            for chunk in chunks:
+                whole = memoryview(chunk)
+                for start in range(0, len(whole), SLICE):
+                    if self._stop.is_set():
+                        raise Cancelled(f"{self._label}: stopped")
+                    part = whole[start : start + SLICE]
+                    if sent + len(part) > self._size:
+                        raise Cancelled(f"{self._label}: the content has more than its {self._size} bytes")
+                    yield part
+                    sent += len(part)
+                if self._progress is not None:
+                    self._progress(sent)
+        finally:
+            close = getattr(chunks, "close", None)
+            if close is not None:
+                close()  # now, and not when a traceback lets go of it: it may hold a file
+        if sent < self._size:
+            raise Cancelled(f"{self._label}: the content ended after {sent} of {self._size} bytes")
+
+
+class Reply:
+    """An answer whose body is still to be read. Close it, or use it as a context manager."""
+
+    def __init__(self, label: str, response: requests.Response, clock: Clock, stop: threading.Event) -> None:
+        self._label = label
+        self._response = response
+        self._clock = clock
+        self._stop = stop
+        self.status = response.status_code
+        self.headers: Mapping[str, str] = response.headers
+
+    def __enter__(self) -> Reply:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the connection back; one with an unread body is dropped."""
+        self._response.close()
+
+    @property
+    def content_length(self) -> int | None:
+        value = self.headers.get("content-length", "")
+        return int(value) if value.isascii() and value.isdigit() and len(value) < 19 else None
+
+    def content(self, deadline: float) -> bytearray:
+        """The whole decoded body. Raises Failed if it is cut off, late or absurdly large."""
+        content = bytearray()  # not a list of blocks: joining one would hold everything twice
+        for block in self._read(decode=True):
+            content += block
+            if len(content) > _LARGEST:
+                raise Failed(BadReply(f"{self._label}: the answer is larger than {_LARGEST} bytes"), again=False)
+            if self._clock.monotonic() > deadline:
+                raise Failed(TimedOut(f"{self._label}: the answer took too long"), again=False)
+        return content
+
+    def error_content(self) -> bytearray:
+        """The start of an error's body; what cannot be read is left out."""
+        content = bytearray()
+        try:
+            for block in self._read(decode=True):
+                content += block
+                if len(content) >= _SHORT:
+                    break
+        except Failed:
+            pass  # the status already tells what happened
+        return content[:_SHORT]
+
+    def blocks(self) -> Iterator[bytes]:
+        """The body as it came over the wire. Raises Failed if it is cut off."""
+        return self._read(decode=False)
+
+    def _read(self, *, decode: bool) -> Iterator[bytes]:
+        raw = self._response.raw
+        while True:
+            if self._stop.is_set():
+                raise Cancelled(f"{self._label}: stopped")
+            try:
+                block = raw.read(BLOCK, decode_content=decode)
+            except urllib3.exceptions.ReadTimeoutError:
+                raise Failed(TimedOut(f"{self._label}: the answer stopped coming"), again=True) from None
+            except urllib3.exceptions.DecodeError:
+                error = BadReply(f"{self._label}: the answer's compression is broken")
+                raise Failed(error, again=False) from None
+            except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
+                # ValueError: the HTTP library's word for a chunk size that is no number
+                raise Failed(self._cut(_cause(error)), again=True) from None
+            if not block:
+                break
+            yield block
+        # urllib3 2 checks this itself, 1.26 does not
+        if self.content_length is not None and raw.tell() < self.content_length:
+            raise Failed(self._cut("connection closed"), again=True)
+
+    def _cut(self, cause: str) -> ServiceError:
+        return Unreachable(f"{self._label}: the answer was cut off ({cause})")
+
+
+class Wire:
+    """Sends single requests over pooled connections."""
+
+    def __init__(self, timeouts: Timeouts, clock: Clock, stop: threading.Event) -> None:
+        self._timeouts = timeouts
+        self._clock = clock
+        self._stop = stop
+        self._pooled = self._session()
+
+    @staticmethod
+    def _session() -> requests.Session:
+        session = requests.Session()
+        adapter = HTTPAdapter(pool_connections=POOL, pool_maxsize=POOL, pool_block=False)
+        session.mount("https://", adapter)
+        session.mount("http://", adapter)
+        session.auth = _NoAuth()
+        session.headers["User-Agent"] = "cloudsimfs"
+        session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
+        return session
+
+    def close(self) -> None:
+        """Drop the idle connections."""
+        self._pooled.close()
+
+    def send(
+        self,
+        label: str,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        *,
+        deadline: float | None = None,
+        read: float | None = None,
+        fresh: bool = False,
+        **content: Any,
+    ) -> Reply:
+        """Send one request; `content` is requests' json, data, files or params. `read` is another read timeout.
+
+        `fresh` uses a new connection, so that a lost answer cannot come from a pooled one that had died
+        before. Raises Failed.
+        """
+        read = self._timeouts.read if read is None else read
+        connect = self._timeouts.connect
+        if deadline is not None:
+            left = max(0.05, deadline - self._clock.monotonic())
+            connect, read = min(connect, left), min(read, left)
+        session = self._session() if fresh else self._pooled
+        try:
+            response = session.request(
+                method,
+                url,
+                headers=dict(headers),
+                timeout=(connect, read),
+                allow_redirects=False,
+                stream=True,
+                **content,
+            )
+        except (requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError) as error:
+            # urllib3's own errors and ValueError escape requests on hostile status lines and headers
+            raise _failed(label, error) from None
+        finally:
+            if fresh:
+                session.close()
+        return Reply(label, response, self._clock, self._stop)
+
+    def upload(
+        self,
+        label: str,
+        url: str,
+        headers: Mapping[str, str],
+        size: int,
+        body: Body,
+        progress: Progress | None,
+    ) -> Reply:
+        """PUT `size` bytes from `body`. What `body` raises passes through, the connection is
+        dropped.
+        """
+        if size == 0:
+            return self.send(label, "PUT", url, headers, data=b"")
+        upload = _Upload(label, size, body, progress, self._stop)
+        try:
+            return self.send(label, "PUT", url, headers, data=upload)
+        except _BodyFailed:
+            if upload.failure is None:
+                raise
+            raise upload.failure from None
+
+
+def _failed(label: str, error: Exception) -> Failed:
+    """A network failure in the words of the error tree."""
+    cause = _cause(error)
+    if isinstance(error, (requests.exceptions.InvalidURL, requests.exceptions.InvalidSchema)):
+        return Failed(BadReply(f"{label}: not a usable address"), again=False, sent=False)
+    if isinstance(error, requests.ConnectTimeout):
+        return Failed(TimedOut(f"{label}: no connection in time"), again=True, sent=False)
+    if isinstance(error, (requests.Timeout, TimeoutError)) or "timed out" in cause:
+        return Failed(TimedOut(f"{label}: no answer in time"), again=True)
+    if isinstance(error, requests.exceptions.SSLError):
+        sent = not any(isinstance(each, ssl.SSLCertVerificationError) for each in _chain(error))
+        return Failed(Unreachable(f"{label}: the TLS connection failed ({cause})"), again=False, sent=sent)
+    if isinstance(error, requests.exceptions.ProxyError):
+        return Failed(Unreachable(f"{label}: the proxy failed ({cause})"), again=True, sent=False)
+    if isinstance(error, requests.exceptions.InvalidHeader):
+        return Failed(BadReply(f"{label}: a header could not be sent"), again=False, sent=False)
+    return Failed(Unreachable(f"{label}: {cause}"), again=True, sent=not _never_connected(error))
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The error, what it wraps in its arguments, and its cause; the libraries use all three ways.
+
+    Never its context: that may be an older failure, which the caller was handling when it sent this request.
+    """
+    seen: list[BaseException] = [error]
+    for each in seen:
+        wrapped = (*each.args, getattr(each, "reason", None), each.__cause__)
+        seen.extend(inner for inner in wrapped if isinstance(inner, BaseException) and inner not in seen)
+        yield each
+
+
+def _never_connected(error: BaseException) -> bool:
+    return any(isinstance(each, urllib3.exceptions.NewConnectionError) for each in _chain(error))
+
+
+def _cause(error: BaseException) -> str:
+    """The innermost reason in a few words, without addresses or links."""
+    for each in _chain(error):
+        if isinstance(each, socket.gaierror):
+            return "the host name is not known"
+        if isinstance(each, TimeoutError):
+            return "timed out"
+        if isinstance(each, OSError) and each.strerror:
+            return redact(each.strerror.lower())
+    last = list(_chain(error))[-1]
+    return redact(str(last)[:120]) or type(last).__name__
