@@ -1,0 +1,239 @@
+"""The sandbox itself: storage, runs and HTTP server wired together, with the helpers tests use.
+
+Threading: the server runs in a thread of its own; every public method may be called from any other thread.
+Must never leave anything behind after `close()`: no thread, process, socket or temporary file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import shutil
+import signal
+import socket
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+from aiohttp import web
+
+from cloudsimfs.sandbox import snapshot
+from cloudsimfs.sandbox.blobs import Blobs
+from cloudsimfs.sandbox.faults import Faults
+from cloudsimfs.sandbox.log import CallLog
+from cloudsimfs.sandbox.objects import Links, Objects
+from cloudsimfs.sandbox.runs import Runs
+from cloudsimfs.sandbox.server import Server
+from cloudsimfs.sandbox.settings import Clock, Settings
+from cloudsimfs.sandbox.store import NoEntry, Store, Visible
+from cloudsimfs.sandbox.v1 import V1
+from cloudsimfs.sandbox.v2 import V2
+
+_READ_BUFFER = 1024 * 1024  # bytes: fewer turns of the loop per upload
+_GRACE = 0.1  # seconds open requests get at close
+
+
+class Sandbox:
+    """The service, running from construction to `close()` (or the end of a `with`).
+
+    `url` is the `{base_url}` of service-api.md. What is stored is kept in `data_dir` at close; without one it
+    is gone. Raises OSError if the port is taken, ValueError if `data_dir` holds a damaged index.
+    """
+
+    def __init__(
+        self,
+        *,
+        key: str | None = None,
+        port: int = 0,
+        host: str = "127.0.0.1",
+        data_dir: Path | None = None,
+        settings: Settings | None = None,
+    ) -> None:
+        self.key = key or secrets.token_hex(16)
+        self.settings = settings or Settings()
+        self.clock = Clock()
+        self.faults = Faults()
+        self.calls = CallLog()
+        self.key_leaks: list[str] = []
+        self._socket = _listen(host, port)
+        self.url = f"http://{host}:{self._socket.getsockname()[1]}"
+        self._closed = False
+        self._temporary = data_dir is None
+        self._directory = Path(tempfile.mkdtemp(prefix="cloudsim-")) if data_dir is None else data_dir
+        try:
+            self._store = self._open_store()
+        except (OSError, ValueError):
+            self._socket.close()
+            raise
+        self._links = Links(self.url, self.clock, self.settings)
+        self._runs = Runs(self._directory / "runs", self._store, self._links, self.clock, self.settings)
+        self._loop = asyncio.new_event_loop()
+        started = threading.Event()
+        self._thread = threading.Thread(target=self._serve, args=(started,), name="sandbox", daemon=True)
+        self._thread.start()
+        started.wait()
+
+    def __enter__(self) -> Sandbox:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the runs and the server, and remove what was temporary. May be called twice."""
+        if self._closed:
+            return
+        self._closed = True
+        self.faults.clear()
+        self._runs.close()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        if self._temporary:
+            shutil.rmtree(self._directory)
+        else:
+            snapshot.save(self._store, self._directory)
+            shutil.rmtree(self._directory / "runs", ignore_errors=True)
+
+    # -- acting as another client: seen at once -----------------------------------------------------
+
+    def put(self, path: str, data: bytes | Path) -> None:
+        """Store a file; a Path names a local file to copy."""
+        self._store.put(path, self._store.blobs.make(data), Visible.NOW)
+
+    def put_sparse(self, path: str, size: int) -> None:
+        """Store a file of `size` zero bytes that takes no room."""
+        self._store.put(path, self._store.blobs.sparse(size), Visible.NOW)
+
+    def populate(self, tree: Mapping[str, bytes]) -> None:
+        """Store many small files."""
+        self._store.populate(tree)
+
+    def remove(self, path: str) -> None:
+        """Delete a file or a folder. Raises KeyError if there is none."""
+        try:
+            self._store.remove(path)
+        except NoEntry:
+            raise KeyError(path) from None
+
+    def advance(self, seconds: float) -> None:
+        """Move the sandbox's clock forward: caches, lags, links and call limits see it."""
+        self.clock.advance(seconds)
+
+    # -- looking ------------------------------------------------------------------------------------
+
+    def files(self) -> dict[str, bytes]:
+        """What is stored, whatever listings show; all of it comes into memory."""
+        return self._store.contents()
+
+    def paths(self) -> list[str]:
+        """The paths of all stored files, sorted."""
+        return sorted(self._store.files())
+
+    def entry(self, path: str) -> dict[str, Any]:
+        """The stored file's entry, as listings will show it. Raises KeyError if there is none."""
+        file = self._store.stored(path)
+        if file is None:
+            raise KeyError(path)
+        return self._store.describe(file)
+
+    def runs(self) -> list[dict[str, Any]]:
+        """All runs with all fields, oldest first."""
+        return self._runs.all()
+
+    def _open_store(self) -> Store:
+        objects = self._directory / "objects"
+        objects.mkdir(parents=True, exist_ok=True)
+        store = Store(Blobs(objects), self.clock, self.settings)
+        if not self._temporary:
+            snapshot.load(store, self._directory)
+        return store
+
+    # -- the server's thread ------------------------------------------------------------------------
+
+    def _serve(self, started: threading.Event) -> None:
+        asyncio.set_event_loop(self._loop)
+        runner = self._loop.run_until_complete(self._start())
+        started.set()
+        try:
+            self._loop.run_forever()
+        finally:
+            self._loop.run_until_complete(runner.cleanup())
+            self._loop.run_until_complete(_cancel_all())
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.run_until_complete(self._loop.shutdown_default_executor())
+            self._loop.close()
+
+    async def _start(self) -> web.AppRunner:
+        shared = (self._store, self._links, self._runs, self.clock, self.settings)
+        server = Server(
+            key=self.key,
+            store=self._store,
+            objects=Objects(self._store, self._links, self.clock, self.settings),
+            clock=self.clock,
+            settings=self.settings,
+            faults=self.faults,
+            calls=self.calls,
+            key_leaks=self.key_leaks,
+            routes={1: V1(*shared).routes(), 2: V2(*shared).routes()},
+        )
+        runner = web.AppRunner(
+            server.app,
+            access_log=None,
+            handle_signals=False,
+            shutdown_timeout=_GRACE,
+            read_bufsize=_READ_BUFFER,
+        )
+        await runner.setup()
+        await web.SockSite(runner, self._socket, backlog=1024).start()
+        return runner
+
+
+def serve_forever(
+    host: str,
+    port: int,
+    data_dir: Path | None,
+    key: str | None,
+    settings: Settings | None,
+    announce: Callable[[Sandbox], None],
+) -> None:
+    """Run a sandbox until SIGINT or SIGTERM; `announce` is called once it answers. Main thread only.
+
+    Raises OSError if the port is taken.
+    """
+    ended = threading.Event()
+
+    def end(_number: int, _frame: FrameType | None) -> None:
+        ended.set()
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with Sandbox(key=key, port=port, host=host, data_dir=data_dir, settings=settings) as box:
+            announce(box)
+            ended.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(1024)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+async def _cancel_all() -> None:
+    tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

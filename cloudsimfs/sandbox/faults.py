@@ -1,0 +1,167 @@
+"""Faults to order: which request fails next, and how.
+
+A `Fault` is a switch on the operations of the request log. This module only decides (`Faults.due`); `wire`
+and `server` act. Threading: one lock; `Fault` objects are shared, their counters change under it. Must never
+make a fault fire that nobody asked for: chance comes from the fault's own seeded generator.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import itertools
+import random
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from cloudsimfs.sandbox import odd
+
+KINDS = (
+    "status",  # any status, with `body` and `retry_after` (seconds, or an HTTP date as text)
+    "reset",  # RST before the request is processed
+    "drop_reply",  # processed, then RST instead of the answer
+    "hang",  # no answer for `seconds`, or until the fault is removed; then goes on
+    "truncate",  # the full Content-Length, `amount` body bytes (default half), then close
+    "slow",  # `rate` bytes per second, either way
+    "html",  # a page instead of an answer, with `status`
+    "errors200",  # 200 with {"errors": [...]}
+    "null_link",  # the download link is null
+    "expired",  # a signed URL refused with `status` (403, 400) and XML
+    "redirect",  # 302 to `url`
+    "odd",  # an odd shape: a `variation` of `odd.VARIATIONS`, or a callable on the answer
+    "latency",  # `seconds` before anything else
+)
+_STATUS = {"status": 500, "html": 200, "expired": 403, "redirect": 302}
+
+
+@dataclass(slots=True, eq=False)
+class Fault:
+    """One switch. `times` firings (None: until removed), after the first `after` matching requests.
+
+    Raises ValueError for an unknown kind, or a kind that lacks what it needs.
+    """
+
+    operation: str  # fnmatch pattern on the operation name
+    kind: str
+    times: int | None = None
+    after: int = 0
+    probability: float = 1.0
+    seed: int = 0
+    version: int | None = None  # 1 or 2: only calls of this API version
+    path: str = "*"  # fnmatch pattern on the storage path it is about
+    status: int = 0  # 0: the usual one of its kind
+    body: str | None = None
+    retry_after: float | str | None = None
+    seconds: float | None = None
+    amount: int | None = None
+    rate: float = 0.0
+    url: str | None = None
+    variation: str | Callable[[Any], Any] | None = None
+    id: int = field(default=0, init=False)
+    seen: int = field(default=0, init=False)
+    fired: int = field(default=0, init=False)
+    removed: bool = field(default=False, init=False)
+    _random: random.Random = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"kind {self.kind!r}: one of {', '.join(KINDS)}")
+        needs = {"slow": self.rate, "redirect": self.url, "odd": self.variation, "latency": self.seconds}
+        if not needs.get(self.kind, True):
+            raise ValueError(f"a fault of kind {self.kind} needs rate, url, variation or seconds")
+        if isinstance(self.variation, str) and self.variation not in odd.KNOWN:
+            raise ValueError(f"variation {self.variation!r}: one of {', '.join(sorted(odd.KNOWN))}")
+        if not isinstance(self.operation, str) or not isinstance(self.path, str):
+            raise ValueError("operation and path are patterns")
+        self.status = self.status or _STATUS.get(self.kind, 0)
+        self._random = random.Random(self.seed)
+
+    def matches(self, operation: str, version: int, subject: str) -> bool:
+        return (
+            self.version in (None, version)
+            and fnmatch.fnmatchcase(operation, self.operation)
+            and fnmatch.fnmatchcase(subject, self.path)
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        values = {spec.name: getattr(self, spec.name) for spec in fields(self) if spec.name[0] != "_"}
+        if callable(self.variation):
+            values["variation"] = "(a callable)"
+        return values
+
+
+_SETTABLE = frozenset(spec.name for spec in fields(Fault) if spec.init)
+
+
+def from_json(values: Mapping[str, Any]) -> Fault:
+    """A fault as sent over HTTP. Raises ValueError."""
+    unknown = set(values) - _SETTABLE
+    if unknown or not {"operation", "kind"} <= set(values):
+        raise ValueError(f"members are {', '.join(sorted(_SETTABLE))}; operation and kind are required")
+    return Fault(**values)
+
+
+class Faults:
+    """The switches that are set."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ids = itertools.count(1)
+        self._faults: list[Fault] = []  # guarded by: _lock
+
+    def add(self, operation: str, kind: str, **values: Any) -> Fault:
+        """Set a fault by its members; see `Fault`. Raises ValueError or TypeError."""
+        return self.set(Fault(operation, kind, **values))
+
+    def set(self, fault: Fault) -> Fault:
+        with self._lock:
+            fault.id = next(self._ids)
+            self._faults.append(fault)
+        return fault
+
+    def remove(self, fault: Fault) -> None:
+        """Lift a fault; requests that hang in it go on."""
+        self._remove([fault])
+
+    def clear(self) -> None:
+        self._remove(self.active())
+
+    def active(self) -> list[Fault]:
+        with self._lock:
+            return list(self._faults)
+
+    def due(self, operation: str, version: int, subject: str) -> Fired:
+        """The faults this request meets; counts them as fired."""
+        with self._lock:
+            fired = [f for f in self._faults if f.matches(operation, version, subject) and _fires(f)]
+        return Fired(fired)
+
+    def _remove(self, faults: Iterable[Fault]) -> None:
+        with self._lock:
+            for fault in faults:
+                fault.removed = True
+            self._faults = [fault for fault in self._faults if not fault.removed]
+
+
+class Fired:
+    """The faults one request meets."""
+
+    def __init__(self, faults: list[Fault]) -> None:
+        self._faults = faults
+
+    def get(self, kind: str) -> Fault | None:
+        return next((fault for fault in self._faults if fault.kind == kind), None)
+
+    def all(self, kind: str) -> list[Fault]:
+        return [fault for fault in self._faults if fault.kind == kind]
+
+
+def _fires(fault: Fault) -> bool:
+    fault.seen += 1
+    if fault.seen <= fault.after or (fault.times is not None and fault.fired >= fault.times):
+        return False
+    if fault.probability < 1.0 and fault._random.random() >= fault.probability:
+        return False
+    fault.fired += 1
+    return True

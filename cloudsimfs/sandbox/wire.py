@@ -1,0 +1,206 @@
+"""Answers on the wire: replies, shaped and broken bodies, connection resets.
+
+Threading: the event loop only. Must never hold a whole object in memory: stored files go out by sendfile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import struct
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+from xml.sax.saxutils import escape
+
+from aiohttp import web
+
+from cloudsimfs.sandbox.faults import Fault, Fired
+from cloudsimfs.sandbox.log import Call
+from cloudsimfs.sandbox.settings import Settings
+
+_CHUNK = 256 * 1024
+_ZEROS = 16 * 1024 * 1024  # bytes of a sparse file that are really read
+_TICK = 0.02  # seconds: how often a hanging request looks whether it may go on
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER on, 0 s: close() sends RST
+_PAGE = "<!DOCTYPE html><html><head><title>Sign in</title></head><body><h1>Sign in</h1></body></html>\n"
+
+
+@dataclass(slots=True)
+class Reply:
+    """An answer to be sent. The body is `body`, or `count` bytes of `file` from `offset`.
+
+    `stream` is that file, opened before anything is sent: it may be replaced meanwhile. `send` closes it.
+    """
+
+    status: int
+    body: bytes = b""
+    content_type: str = "application/json"
+    headers: dict[str, str] = field(default_factory=dict)
+    file: Path | None = None
+    stream: BinaryIO | None = None
+    offset: int = 0
+    count: int = 0
+    zeros: bool = False
+
+    @property
+    def length(self) -> int:
+        return self.count if self.file is not None else len(self.body)
+
+
+class Dropped(Exception):
+    """The connection was reset: there is nothing to answer to."""
+
+
+def json_reply(status: int, value: Any, headers: dict[str, str] | None = None) -> Reply:
+    return Reply(status, json.dumps(value).encode(), headers=dict(headers or {}))
+
+
+def xml_reply(status: int, code: str, message: str) -> Reply:
+    """An error as object stores send it."""
+    body = (
+        f"<?xml version='1.0' encoding='UTF-8'?><Error><Code>{code}</Code>"
+        f"<Message>{escape(message)}</Message></Error>"
+    )
+    return Reply(status, body.encode(), "application/xml")
+
+
+def reset(request: web.BaseRequest) -> Dropped:
+    """Reset the connection; the caller raises what this returns."""
+    if request.transport is not None:
+        request.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        request.transport.abort()
+    return Dropped()
+
+
+async def before(request: web.BaseRequest, fired: Fired, settings: Settings) -> Reply | None:
+    """Play the faults that come before a request is processed. Raises Dropped."""
+    delay = settings.latency + sum(fault.seconds or 0.0 for fault in fired.all("latency"))
+    if delay:
+        await asyncio.sleep(delay)
+    for hang in fired.all("hang"):
+        await _hang(request, hang)
+    if fired.get("reset"):
+        raise reset(request)
+    return _instead(fired)
+
+
+def _instead(fired: Fired) -> Reply | None:
+    """The answer a fault gives in the request's place."""
+    if fault := fired.get("redirect"):
+        return Reply(fault.status, headers={"Location": fault.url or ""})
+    if fault := fired.get("expired"):
+        return xml_reply(fault.status, "ExpiredToken", "The provided token has expired.")
+    if fault := fired.get("html"):
+        return Reply(fault.status, (fault.body or _PAGE).encode(), "text/html")
+    if fault := fired.get("errors200"):
+        return json_reply(200, {"errors": [fault.body or "A technical problem has occurred, try again later."]})
+    if fault := fired.get("status"):
+        headers = {} if fault.retry_after is None else {"Retry-After": f"{fault.retry_after}"}
+        return Reply(fault.status, (fault.body or "").encode(), headers=headers)
+    return None
+
+
+async def send(
+    request: web.BaseRequest, reply: Reply, fired: Fired, settings: Settings, call: Call
+) -> web.StreamResponse:
+    """Send a reply, whole or as the faults have it. Raises Dropped."""
+    try:
+        return await _send(request, reply, fired, settings, call)
+    finally:
+        if reply.stream is not None:
+            reply.stream.close()
+
+
+async def _send(
+    request: web.BaseRequest, reply: Reply, fired: Fired, settings: Settings, call: Call
+) -> web.StreamResponse:
+    if fired.get("drop_reply"):
+        raise reset(request)
+    response = web.StreamResponse(status=reply.status, headers=reply.headers)
+    if reply.status not in (204, 304):
+        response.content_type = reply.content_type
+        response.content_length = reply.length
+    length, cut = reply.length, fired.get("truncate")
+    if cut:
+        length = min(length, reply.length // 2 if cut.amount is None else cut.amount)
+        response.force_close()
+    await response.prepare(request)
+    if request.method != "HEAD" and length:
+        await _send_body(request, response, reply, length, _rate(fired, settings), call)
+    if cut and request.transport is not None:
+        request.transport.close()
+    return response
+
+
+async def receive(request: web.BaseRequest, fired: Fired, settings: Settings, call: Call) -> AsyncIterator[bytes]:
+    """The request's body in chunks, at the pace ordered. Raises Dropped, or what aiohttp does for a cut."""
+    pace, cut = _Pace(_rate(fired, settings)), fired.get("truncate")
+    async for chunk in request.content.iter_chunked(4 * _CHUNK):
+        call.bytes += len(chunk)
+        if cut and call.bytes > (cut.amount or 0):
+            raise reset(request)
+        await pace.spent(len(chunk))
+        yield chunk
+
+
+async def _send_body(
+    request: web.BaseRequest, response: web.StreamResponse, reply: Reply, length: int, rate: float, call: Call
+) -> None:
+    if reply.stream is None:
+        await _send_paced(response, reply.body[:length], rate, call)
+        return
+    loop, pace, sent = asyncio.get_running_loop(), _Pace(rate), 0
+    while sent < length and request.transport is not None:
+        count = min(length - sent, pace.chunk) if rate else length - sent
+        offset = reply.offset + sent
+        if reply.zeros:  # always the same ones: reading fresh holes is slow and fills the page cache
+            offset %= _ZEROS
+            count = min(count, _ZEROS - offset)
+        sent += await loop.sendfile(request.transport, reply.stream, offset, count)
+        call.bytes += count
+        await pace.spent(count)
+
+
+async def _send_paced(response: web.StreamResponse, body: bytes, rate: float, call: Call) -> None:
+    pace = _Pace(rate)
+    for start in range(0, len(body), pace.chunk):
+        chunk = body[start : start + pace.chunk]
+        await response.write(chunk)
+        call.bytes += len(chunk)
+        await pace.spent(len(chunk))
+
+
+async def _hang(request: web.BaseRequest, fault: Fault) -> None:
+    end = None if fault.seconds is None else time.monotonic() + fault.seconds
+    while not fault.removed and (end is None or time.monotonic() < end):
+        if request.transport is None or request.transport.is_closing():
+            raise Dropped
+        await asyncio.sleep(_TICK)
+
+
+def _rate(fired: Fired, settings: Settings) -> float:
+    rates = [fault.rate for fault in fired.all("slow")]
+    if settings.bandwidth:
+        rates.append(settings.bandwidth)
+    return min(rates, default=0.0)
+
+
+class _Pace:
+    """Keeps a stream of bytes at a rate (bytes per second; 0: as fast as it goes)."""
+
+    def __init__(self, rate: float) -> None:
+        self._rate = rate
+        self._start = time.monotonic()
+        self._bytes = 0
+        self.chunk = max(1, min(_CHUNK, int(rate / 50))) if rate else _CHUNK
+
+    async def spent(self, count: int) -> None:
+        self._bytes += count
+        if self._rate:
+            ahead = self._start + self._bytes / self._rate - time.monotonic()
+            if ahead > 0:
+                await asyncio.sleep(ahead)
