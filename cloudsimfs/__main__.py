@@ -1,0 +1,3 @@
+from cloudsimfs.cli import main
+
+main()

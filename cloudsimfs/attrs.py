@@ -1,0 +1,75 @@
+"""Attributes the service has no place for, by path, and inode numbers that are never shared.
+
+A path nobody renamed here has a number made from its name, so that it is the same in every mount with nothing to
+store. A file that was made or renamed here keeps a number of its own; no other path is given that number meanwhile.
+
+Threading: none of its own; guarded by Tree.lock.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class LocalAttr:
+    """None means "as the service and the mount say". Times in nanoseconds since the epoch."""
+
+    ino: int | None = None
+    perm: int | None = None
+    uid: int | None = None
+    gid: int | None = None
+    mtime_ns: int | None = None
+    atime_ns: int | None = None
+    # the version the times belong to: a file that others replaced has its own times again
+    version: tuple[int, int, int] | None = None
+
+
+def path_ino(path: str, turn: int = 0) -> int:
+    """The inode number made from a path; with `turn` the next one, if that is taken."""
+    if not path:
+        return 1
+    text = f"{path}\0{turn}" if turn else path
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=8).digest()
+    return (int.from_bytes(digest) >> 1) | 2  # 0 means "none" and 1 is the root
+
+
+def fresh_ino() -> int:
+    """An inode number for a file made here; random, so that a new file never has a removed one's number."""
+    return secrets.randbits(63) | 2
+
+
+class LocalAttrs:
+    def __init__(self, attrs: Mapping[str, LocalAttr]) -> None:
+        self._attrs = dict(attrs)
+        self._taken = Counter(attr.ino for attr in attrs.values() if attr.ino is not None)
+
+    def get(self, path: str) -> LocalAttr | None:
+        return self._attrs.get(path)
+
+    def put(self, path: str, attr: LocalAttr) -> None:
+        self.pop(path)
+        self._attrs[path] = attr
+        if attr.ino is not None:
+            self._taken[attr.ino] += 1
+
+    def pop(self, path: str) -> None:
+        attr = self._attrs.pop(path, None)
+        if attr is not None and attr.ino is not None:
+            self._taken[attr.ino] -= 1
+            if not self._taken[attr.ino]:
+                del self._taken[attr.ino]
+
+    def ino(self, path: str) -> int:
+        """The path's inode number."""
+        attr = self._attrs.get(path)
+        if attr is not None and attr.ino is not None:
+            return attr.ino
+        turn = 0
+        while (number := path_ino(path, turn)) in self._taken:
+            turn += 1
+        return number

@@ -1,0 +1,134 @@
+"""What makes and removes names: create, mkdir, unlink, rmdir. Renames are in `rename`.
+
+Each fetches the listings it needs first, then takes one step under Tree.lock with one journal transaction.
+"""
+
+from __future__ import annotations
+
+from cloudsimfs import paths
+from cloudsimfs.attrs import LocalAttr, fresh_ino
+from cloudsimfs.dcache import Listing
+from cloudsimfs.errors import Exists, IsDirectory, NotDirectory, NotEmpty, NotFound, WrongState
+from cloudsimfs.inode import Gone, Inode
+from cloudsimfs.overlay import is_local_name
+from cloudsimfs.service.model import Entry
+from cloudsimfs.tree import Node, Tree, is_dir
+
+
+def create(tree: Tree, path: str, perm: int) -> Inode:
+    """A new empty file, open for writing. Raises Exists."""
+    _must_be_new(tree, path)
+    with tree.lock:
+        entry, uploaded = tree.claim_name(path, folder=False)
+        inode = _new_inode(tree, path, is_dir=False, perm=perm)
+        inode.entry, inode.uploaded = entry, uploaded
+        inode.local_only = is_local_name(paths.name(path))
+        with inode.lock:
+            inode.content = tree.datacache.empty()
+            inode.change()
+            tree.writeback.changed(inode)
+        tree.pin(inode)
+        inode.opens = inode.writers = 1
+    return inode
+
+
+def mkdir(tree: Tree, path: str, perm: int) -> None:
+    """A folder that is here only, until a file in it is stored (the service has no mkdir). Raises Exists."""
+    _must_be_new(tree, path)
+    with tree.lock, tree.journal.transaction():
+        tree.claim_name(path, folder=True)
+        inode = _new_inode(tree, path, is_dir=True, perm=perm)
+        tree.journal.save_folder(path)
+        tree.journal.save_attr(path, inode.attr)
+
+
+def _must_be_new(tree: Tree, path: str) -> None:
+    paths.check_new_name(path)
+    try:
+        tree.lookup(path)
+    except NotFound:
+        return
+    raise Exists(f"/{path}")
+
+
+def _new_inode(tree: Tree, path: str, *, is_dir: bool, perm: int) -> Inode:
+    """A new inode under a free name. The caller holds the lock."""
+    if isinstance(tree.overlay.get(path), Inode):
+        raise Exists(f"/{path}")
+    now = tree.now_ns()
+    attr = LocalAttr(ino=fresh_ino(), perm=perm, mtime_ns=now, atime_ns=now)
+    inode = Inode(path, is_dir=is_dir, entry=None, attr=attr)
+    tree.overlay.put(path, inode)
+    tree.attrs.put(path, attr)
+    tree.touch(paths.parent(path))
+    return inode
+
+
+def unlink(tree: Tree, path: str) -> None:
+    node = tree.lookup(path)
+    if is_dir(node):
+        raise IsDirectory(f"/{path}")
+    directory = paths.parent(path)
+    listing = tree.listing(directory)
+    with tree.lock, tree.journal.transaction():
+        inode = tree.inode_of(path, node)
+        tree.overlay.pop(path)
+        gone = tree.tombstone(inode)
+        tree.detach(inode)
+        if gone is not None:
+            tree.entomb(gone)
+        tree.forget_attr(path)
+        tree.keep_folder(directory, listing)
+
+
+def rmdir(tree: Tree, path: str) -> None:
+    """Raises NotEmpty, NotDirectory, WrongState for the root."""
+    if path == paths.ROOT:
+        raise WrongState("the root of the mount cannot be removed")
+    node = tree.lookup(path)
+    if not is_dir(node):
+        raise NotDirectory(f"/{path}")
+    listing = tree.listing(path)
+    above = tree.listing(paths.parent(path))
+    with tree.lock, tree.journal.transaction():
+        if any(True for _ in tree.overlay.merge(path, listing.names)):
+            raise NotEmpty(f"/{path}")
+        tree.overlay.pop(path)
+        tree.journal.drop_folder(path)
+        tree.forget_attr(path)
+        entry = listed_folder(path, node, above)
+        if entry is not None:
+            _entomb_folder(tree, path, entry, empty=not listing.names)
+        tree.keep_folder(paths.parent(path), above)
+
+
+def listed_folder(path: str, node: Node, above: Listing) -> Entry | None:
+    """What the service has of a folder, also of one that was made anew here over it."""
+    entry = node.entry if isinstance(node, Inode) else node
+    if entry is None:
+        entry = above.names.get(paths.name(path))
+    return entry if entry is not None and entry.is_dir else None
+
+
+def _entomb_folder(tree: Tree, path: str, entry: Entry, *, empty: bool) -> None:
+    """Replace the pending deletes inside a removed folder by one delete of the folder."""
+    gone = Gone(path, entry, is_dir=True)
+    after: set[Inode] = set()
+    for below, item in tree.overlay.below(path):
+        if isinstance(item, Gone) and not item.done and tree.writeback.undelete(item):
+            gone.below += item.below if item.is_dir else [item.entry or unknown_file(below)]
+            after |= item.after
+            tree.overlay.pop(below)
+            tree.journal.drop_gone(below)
+    tree.overlay.put(path, gone)
+    if gone.below or (empty and entry.id):
+        tree.writeback.delete(gone, after=after)
+    else:  # its files were deleted one by one: the service has no empty folders
+        gone.finish(tree.monotonic())
+        tree.writeback.save_gone(gone)
+
+
+def unknown_file(path: str) -> Entry:
+    """A file stored here, whose id no listing has told yet."""
+    directory, name = paths.split(path)
+    return Entry(0, directory, name, is_dir=False)

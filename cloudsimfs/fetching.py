@@ -1,0 +1,441 @@
+"""Getting a file's absent bytes: one signed URL, many range requests, and readers that wait for their bytes only.
+
+    Source      one version of a file on the service
+    FetchPool   the threads of all files
+    Fetcher     what is under way for one file, and who waits for it
+
+A request is a `Flight`. What is under way is not asked for twice; a reader is woken when its bytes are there, or when
+the flight that was to bring them has failed. Nothing here holds a lock across the network.
+
+Locks: a Fetcher's fields are guarded by its target's lock (Content.lock), methods ending in `_locked` need it held.
+`Source` and `FetchPool` have locks of their own, leaves both.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Protocol
+
+from cloudsimfs.errors import (
+    BadReply,
+    Cancelled,
+    CloudsimfsError,
+    LinkExpired,
+    NoSpace,
+    NoSuchEntry,
+    ServiceError,
+    Stale,
+    TimedOut,
+    Unreachable,
+    VersionChanged,
+)
+from cloudsimfs.ranges import RangeSet
+from cloudsimfs.readahead import Readahead, Window, cut
+from cloudsimfs.service import Client, Download, Fetched
+from cloudsimfs.service.model import Entry
+
+log = logging.getLogger(__name__)
+
+THREADS = 64  # requests at the same time, of all files
+AHEAD = 32  # of those, requests ahead of readers
+AHEAD_EACH = 16  # of those, for one file
+ATTEMPTS = 4  # requests without a byte until a flight is given up
+PAUSE = 0.2  # seconds before the second of them; then twice as long each time
+STALL = 60.0  # seconds a read waits while nothing of its file arrives
+POLL = 0.25  # seconds between looks whether a waiting reader was interrupted
+
+Interrupted = Callable[[], bool]
+
+
+def never() -> bool:
+    return False
+
+
+class Source:
+    """One version of a file on the service, readable by ranges: one signed URL, used until it expires.
+
+    `link` is one given out for an earlier version: it may well serve this one, and costs no call.
+    """
+
+    def __init__(
+        self, client: Client, entry: Entry, *, etag: str | None = None, link: Future[Download] | None = None
+    ) -> None:
+        self.entry = entry
+        self._client = client
+        self._lock = threading.Lock()  # protects the rest
+        self._etag = etag
+        self._link = link
+        self._inherited = link
+
+    @contextmanager
+    def open(self, offset: int, length: int) -> Iterator[Fetched]:
+        """`length` bytes from `offset` on; from 0, and all of them, if the server ignores ranges.
+
+        Raises VersionChanged if the object is no longer the pinned one, else a ServiceError.
+        """
+        link = self._linked()
+        try:
+            fetched = self._fetch(link, offset, length)
+        except (LinkExpired, VersionChanged, NoSuchEntry) as error:
+            if not isinstance(error, LinkExpired) and link is not self._inherited:
+                raise
+            self._forget(link)
+            fetched = self._fetch(self._linked(), offset, length)
+        with fetched:
+            yield fetched
+
+    def read(self, start: int, end: int) -> bytes:
+        """Exactly `[start, end)`, in memory."""
+        with self.open(start, end - start) as fetched:
+            position = fetched.offset
+            found = bytearray()
+            for block in fetched.blocks():
+                found += block[max(0, start - position) : max(0, end - position)]
+                position += len(block)
+                if position >= end:
+                    break
+        if len(found) != end - start:
+            raise BadReply(f"/{self.entry.path}: the service sent less than it announced")
+        return bytes(found)
+
+    def _fetch(self, link: Future[Download], offset: int, length: int) -> Fetched:
+        try:
+            fetched = self._client.fetch(
+                link.result(), offset=offset, length=length, if_etag=self.etag, if_size=self.entry.size
+            )
+        except (Unreachable, TimedOut) as error:  # tried several times already; the API may well be there
+            raise ServiceError(f"{error}") from error
+        with self._lock:
+            self._etag = self._etag or fetched.etag
+            # two first replies may come from two versions; an earlier version's link has to prove which it serves
+            same = fetched.etag in (None, self._etag) and (fetched.total is not None or link is not self._inherited)
+        if not same:
+            fetched.close()
+            raise VersionChanged("the file was replaced on the service")
+        return fetched
+
+    @property
+    def etag(self) -> str | None:
+        """The version's ETag, once a reply has told it."""
+        with self._lock:
+            return self._etag
+
+    @property
+    def link(self) -> Future[Download] | None:
+        """The signed URL in use, for the file's next version."""
+        with self._lock:
+            return self._link if self._link is not None and self._link.done() else None
+
+    def _linked(self) -> Future[Download]:
+        """The signed URL; who comes first asks for it, the others wait for the answer."""
+        with self._lock:
+            link = self._link
+            mine = link is None
+            if link is None:
+                link = self._link = Future()
+        if mine:
+            try:
+                link.set_result(self._client.download(self.entry.id))
+            except BaseException as error:
+                self._forget(link)
+                link.set_exception(error)
+                raise
+        link.result()
+        return link
+
+    def _forget(self, link: Future[Download]) -> None:
+        with self._lock:
+            if self._link is link:
+                self._link = None
+
+
+class FetchPool:
+    """Threads for flights, started when they are needed; they die with the process, whatever they wait for."""
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()  # protects the rest
+        self._threads = 0
+        self._busy = 0  # jobs running or queued
+        self._files = 0  # that have jobs
+        self._closed = False
+
+    def close(self) -> None:
+        """End the threads, each after the job it has."""
+        with self._lock:
+            self._closed = True
+            for _ in range(self._threads):
+                self._jobs.put(None)
+
+    def submit(self, job: Callable[[], None]) -> None:
+        """Raises Cancelled once it is closed."""
+        with self._lock:
+            if self._closed:
+                raise Cancelled("unmounted")
+            self._busy += 1
+            start = self._threads < min(self._busy, THREADS)
+            self._threads += start
+            self._jobs.put(job)
+        if start:
+            threading.Thread(target=self._work, name="fetch", daemon=True).start()
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                job()
+            except Exception:  # a bug must cost one flight, not a thread of all files
+                log.exception("fetch: unexpected")
+            with self._lock:
+                self._busy -= 1
+
+    def count_file(self, change: int) -> None:
+        """One file more (1) or less (-1) has something under way."""
+        with self._lock:
+            self._files += change
+
+    def share(self) -> int:
+        """Requests ahead of its readers one file may have under way, so that several read at once get on alike."""
+        with self._lock:
+            return min(AHEAD_EACH, AHEAD // max(1, self._files))
+
+
+class Target(Protocol):
+    """What a Fetcher fetches for."""
+
+    lock: threading.Lock
+
+    def missing_locked(self, start: int, end: int) -> Iterable[tuple[int, int]]:
+        """The parts of `[start, end)` that are to be fetched."""
+
+    def keep_locked(self, position: int, block: bytes) -> bool:
+        """Keep fetched bytes where nothing is present yet; False if nobody wants them any more."""
+
+    def claim(self, size: int) -> None:
+        """Room for bytes about to be kept. Raises NoSpace."""
+
+    def end_locked(self) -> int:
+        """Where the version's bytes end."""
+
+
+class Waiter:
+    """A reader of `[start, end)`."""
+
+    __slots__ = ("done", "end", "error", "start")
+
+    def __init__(self, start: int, end: int) -> None:
+        self.start = start
+        self.end = end
+        self.done = threading.Event()
+        self.error: CloudsimfsError | None = None
+
+    def finish(self, error: CloudsimfsError | None = None) -> None:
+        self.error = error
+        self.done.set()
+
+
+class Flight:
+    """A request under way: `[position, end)` is still to come."""
+
+    __slots__ = ("cancelled", "end", "position", "start", "whole", "work")
+
+    def __init__(self, start: int, end: int, work: Callable[[Flight], None]) -> None:
+        self.start = start
+        self.position = start
+        self.end = end
+        self.work = work
+        self.cancelled = False
+        self.whole = False  # the server ignores ranges: it brings everything
+
+
+class Fetcher:
+    """Keeps `target` filled from `source` as its readers need it. `most` bounds the bytes ahead of each."""
+
+    def __init__(self, target: Target, source: Source, pool: FetchPool, *, most: int) -> None:
+        self.source = source
+        self._target = target
+        self._pool = pool
+        self._readahead = Readahead(most)
+        self._flights: list[Flight] = []
+        self._waiters: list[Waiter] = []
+        self._arrived = 0.0  # monotonic seconds: the last time bytes came
+
+    # -- readers -----------------------------------------------------------------------------------------
+
+    def plan_locked(self, start: int, end: int) -> Window:
+        """A read of `[start, end)`: what is worth having now."""
+        return self._readahead.plan(start, end, self._target.end_locked())
+
+    def want_locked(self, start: int, end: int, window: Window) -> Waiter | None:
+        """Have `[start, end)` fetched, and of the window what may be; None if all of that range is there."""
+        self._launch_missing_locked(start, end, window)
+        if not self._is_missing_locked(start, end):
+            return None
+        waiter = Waiter(start, end)
+        self._waiters.append(waiter)
+        return waiter
+
+    def wait(self, waiter: Waiter, interrupted: Interrupted = never) -> None:
+        """Until the bytes are there, or may be asked for anew. Raises what the flight did, Cancelled if `interrupted`
+        says so, or ServiceError when nothing has come for STALL seconds.
+        """
+        since = time.monotonic()
+        try:
+            while not waiter.done.wait(POLL):
+                if interrupted():
+                    raise Cancelled(f"/{self.source.entry.path}: the reader was interrupted")
+                if time.monotonic() - max(since, self._arrived) > STALL:
+                    raise ServiceError(f"/{self.source.entry.path}: no data for {STALL:.0f} s")
+        finally:
+            with self._target.lock:
+                if waiter in self._waiters:
+                    self._waiters.remove(waiter)
+        if waiter.error is not None:
+            raise waiter.error
+
+    def busy_locked(self) -> RangeSet:
+        """What readers wait for, what is on its way, and what will be read next."""
+        found = RangeSet((waiter.start, waiter.end) for waiter in self._waiters)
+        for start, end in [*self._coming_locked(), *self._readahead.windows()]:
+            found.add(start, end)
+        return found
+
+    def cancel_locked(self) -> None:
+        """Nobody reads any more: what is under way ends with its next block."""
+        for flight in self._flights:
+            flight.cancelled = True
+
+    # -- flights -----------------------------------------------------------------------------------------
+
+    def _coming_locked(self) -> RangeSet:
+        return RangeSet((flight.position, flight.end) for flight in self._flights if not flight.cancelled)
+
+    def _launch_missing_locked(self, start: int, end: int, window: Window) -> None:
+        coming = self._coming_locked()
+        free = self._pool.share() - len(self._flights)
+        low, high = min(start, window.start), max(end, window.end)
+        for missing in self._target.missing_locked(low, high):
+            for hole in coming.missing(*missing):
+                for first, last in cut(*hole, window.piece):
+                    if last <= start:
+                        continue
+                    if first >= end:  # ahead: may wait, and a short request is not worth making yet
+                        short = last - first < window.piece and last == high < self._target.end_locked()
+                        if short or free <= 0:
+                            return
+                    free -= 1
+                    self.launch_locked(first, last, self._transfer)
+
+    def launch_locked(self, start: int, end: int, work: Callable[[Flight], None]) -> None:
+        """Have `work` bring `[start, end)`, or else whatever is missing of it will be asked for anew."""
+        flight = Flight(start, end, work)
+        self._pool.submit(lambda: self._fly(flight))
+        if not self._flights:
+            self._pool.count_file(1)
+        self._flights.append(flight)
+
+    def _fly(self, flight: Flight) -> None:
+        error: CloudsimfsError | None = None
+        try:
+            flight.work(flight)
+        except CloudsimfsError as failure:
+            error = failure
+        except OSError as failure:
+            error = _local(failure)
+        finally:
+            with self._target.lock:
+                self._land_locked(flight, error)
+
+    def _land_locked(self, flight: Flight, error: CloudsimfsError | None) -> None:
+        self._flights.remove(flight)
+        if not self._flights:
+            self._pool.count_file(-1)
+        if flight.cancelled:
+            error = None  # who waits has come since: it asks anew
+        for waiter in list(self._waiters):
+            if waiter.start >= flight.end or flight.start >= waiter.end:
+                continue
+            failed = self._is_missing_locked(max(waiter.start, flight.start), min(waiter.end, flight.end))
+            if failed or not self._is_missing_locked(waiter.start, waiter.end):
+                self._waiters.remove(waiter)
+                waiter.finish(error if failed else None)
+
+    def _is_missing_locked(self, start: int, end: int) -> bool:
+        return any(True for _ in self._target.missing_locked(start, end))
+
+    def _transfer(self, flight: Flight) -> None:
+        """Bring the flight's bytes, going on where a connection broke. Raises CloudsimfsError."""
+        self._target.claim(flight.end - flight.start)
+        failures = 0
+        while True:
+            before = flight.position
+            opened = False
+            try:
+                with self.source.open(flight.position, flight.end - flight.position) as fetched:
+                    opened = True
+                    if not fetched.partial and not self._takes_whole(flight):
+                        return
+                    position = fetched.offset
+                    for block in fetched.blocks():
+                        if not self.arrive(flight, position, block):
+                            return
+                        position += len(block)
+                    if position >= flight.end:
+                        return
+                    raise BadReply(f"/{self.source.entry.path}: the service sent less than it announced")
+            except (VersionChanged, NoSuchEntry) as error:
+                raise Stale(f"/{self.source.entry.path}: {error}") from error
+            except (BadReply, Unreachable, TimedOut) as error:
+                failures = failures + 1 if flight.position <= before else 1
+                # a request that could not even be opened was tried several times already
+                final = not opened and not isinstance(error, BadReply)
+                if final or failures >= ATTEMPTS or flight.cancelled:
+                    raise _final(error, self.source.entry, opened=opened) from error
+                log.info("/%s: from byte %d on again: %s", self.source.entry.path, flight.position, error)
+            time.sleep(PAUSE * 2 ** (failures - 1) * random.uniform(0.5, 1.0))
+
+    def _takes_whole(self, flight: Flight) -> bool:
+        """The server sends everything: one flight takes it; False for the others. Raises NoSpace."""
+        with self._target.lock:
+            if any(other.whole for other in self._flights if other is not flight and not other.cancelled):
+                return False
+            size = flight.end - flight.start
+            flight.whole = True
+            flight.start = flight.position = 0
+            flight.end = self._target.end_locked()
+        self._target.claim(max(0, flight.end - size))
+        return True
+
+    def arrive(self, flight: Flight, position: int, block: bytes) -> bool:
+        """Keep a block and wake who has all its bytes now. False if nobody wants more."""
+        with self._target.lock:
+            if flight.cancelled or not self._target.keep_locked(position, block):
+                flight.cancelled = True
+                return False
+            flight.position = end = position + len(block)
+            self._arrived = time.monotonic()
+            for waiter in list(self._waiters):
+                touched = waiter.start < end and position < waiter.end
+                if touched and not self._is_missing_locked(waiter.start, waiter.end):
+                    self._waiters.remove(waiter)
+                    waiter.finish()
+            return True
+
+
+def _final(error: ServiceError, entry: Entry, *, opened: bool) -> ServiceError:
+    """A data connection's failure is EIO for the reader; the API's own failures keep their errno."""
+    return ServiceError(f"/{entry.path}: {error}") if opened else error
+
+
+def _local(error: OSError) -> CloudsimfsError:
+    """A failure of the cache's disk."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return NoSpace(f"the cache's disk is full: {error}")
+    return CloudsimfsError(f"the cache's disk failed: {error}")

@@ -1,0 +1,251 @@
+"""The open file table: read, write, truncate, flush (close), fsync and the last close of an inode.
+
+    flush     runs at every close(2) of a descriptor; commits a closed state to the journal; may report an error
+    release   runs once, when the last descriptor of an open is gone; starts the upload; reports to nobody
+
+Locks: `Handles.lock` protects the table of handles; a leaf. Bytes change under Inode.lock.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from dataclasses import dataclass, replace
+
+from cloudsimfs import changes
+from cloudsimfs.datacache import DataCache
+from cloudsimfs.errors import BadHandle, CloudsimfsError, Invalid, Stale
+from cloudsimfs.fetching import Interrupted, never
+from cloudsimfs.inode import Inode, WriteState
+from cloudsimfs.syncer import Syncer
+from cloudsimfs.tree import Tree
+from cloudsimfs.writeback import Writeback
+
+
+@dataclass(frozen=True, slots=True)
+class Handle:
+    inode: Inode
+    readable: bool
+    writable: bool
+
+
+class Handles:
+    def __init__(self, tree: Tree, datacache: DataCache, writeback: Writeback, syncer: Syncer) -> None:
+        self.lock = threading.Lock()
+        self._tree = tree
+        self._datacache = datacache
+        self._writeback = writeback
+        self._syncer = syncer
+        self._handles: dict[int, Handle] = {}  # guarded by lock
+        self._left: dict[int, Inode] = {}  # what a handle has moved on from; reads may still use it; guarded by lock
+        self._next = itertools.count(1)
+
+    def get(self, fh: int) -> Handle:
+        with self.lock:
+            handle = self._handles.get(fh)
+        if handle is None:
+            raise BadHandle(f"handle {fh}")
+        return handle
+
+    def _add(self, handle: Handle) -> int:
+        with self.lock:
+            fh = next(self._next)
+            self._handles[fh] = handle
+        return fh
+
+    # -- open --------------------------------------------------------------------------------------------
+
+    def open(self, path: str, flags: int) -> int:
+        """open(2) without O_CREAT. `flags` are the system's O_ flags."""
+        access = flags & os.O_ACCMODE
+        handle = Handle(
+            self._tree.open(path, write=access != os.O_RDONLY),
+            readable=access != os.O_WRONLY,
+            writable=access != os.O_RDONLY,
+        )
+        fh = self._add(handle)
+        if flags & os.O_TRUNC and handle.writable:
+            self.truncate(fh, 0)
+        return fh
+
+    def create(self, path: str, perm: int, flags: int) -> int:
+        inode = changes.create(self._tree, path, perm)
+        return self._add(Handle(inode, readable=flags & os.O_ACCMODE != os.O_WRONLY, writable=True))
+
+    def is_mixed(self, fh: int) -> bool:
+        """Whether other handles of the same path have another version of the file."""
+        inode = self.get(fh).inode
+        with self.lock:
+            return any(
+                other.inode is not inode and other.inode.path == inode.path for other in self._handles.values()
+            )
+
+    def identity(self, fh: int) -> int | None:
+        """What the kernel's pages may be known by: the same for two opens only if the bytes are."""
+        content = self.get(fh).inode.content
+        return None if content is None or self.is_mixed(fh) else content.identity
+
+    # -- bytes -------------------------------------------------------------------------------------------
+
+    def read(self, fh: int, length: int, offset: int, interrupted: Interrupted = never) -> bytes:
+        """pread(2). `interrupted` is asked while the read waits. Raises Stale, or as `Content.read`."""
+        handle = self.get(fh)
+        content = handle.inode.content
+        if not handle.readable or content is None:
+            raise BadHandle(f"handle {fh} is not open for reading")
+        try:
+            data = content.read(offset, length, interrupted)
+        except Stale:
+            self._datacache.discard(content)
+            if not self._look_again(handle.inode) or not self._follow(fh, handle):
+                raise
+            return self.read(fh, length, offset, interrupted)
+        except BadHandle:
+            if handle.inode.content is content:
+                raise
+            return self.read(fh, length, offset, interrupted)  # truncated to nothing meanwhile, by another handle
+        if len(data) < length and self._follow(fh, handle):
+            return self.read(fh, length, offset, interrupted)
+        return data
+
+    def _look_again(self, inode: Inode) -> bool:
+        """The version is gone from the service: have the next one listed, for the next open at least."""
+        self._tree.refresh(inode.path)
+        try:
+            self._tree.lookup(inode.path)
+        except CloudsimfsError:
+            return False
+        return True
+
+    def _follow(self, fh: int, handle: Handle) -> bool:
+        """The file was replaced, as a log is by a longer one: go on in the new one if all that was read of this one
+        is the same there (tail -f). True if the handle has moved on.
+        """
+        inode = handle.inode
+        if handle.writable or inode.content is None or not self._tree.is_superseded(inode):
+            return False
+        try:
+            newer = self._tree.open(inode.path, write=False)
+        except CloudsimfsError:
+            return False  # this version is whole as it is
+        leaves: Inode | None = newer
+        try:
+            same = newer.content is not None and newer.content.begins_with(inode.content)
+            with self.lock:
+                if same and self._handles.get(fh) is handle:
+                    self._handles[fh] = replace(handle, inode=newer)
+                    leaves = self._left.pop(fh, None)
+                    self._left[fh] = inode
+        except CloudsimfsError:
+            same = False
+        if leaves is not None:
+            self._tree.close(leaves, write=False)
+        return same
+
+    def write(self, fh: int, data: bytes, offset: int) -> int:
+        inode = self._writable(fh)
+        with inode.lock:
+            self._change(inode)
+            assert inode.content is not None
+            return inode.content.write(data, offset)
+
+    def truncate(self, fh: int, size: int) -> None:
+        """ftruncate(2); `size` in bytes."""
+        if size < 0:
+            raise Invalid("a file cannot have a negative size")
+        inode = self._writable(fh)
+        with inode.lock:
+            assert inode.content is not None
+            if size == 0 and inode.state in (WriteState.QUEUED, WriteState.UPLOADING):
+                self._start_afresh(inode)
+            else:
+                self._change(inode)
+                inode.content.truncate(size)
+
+    def truncate_path(self, path: str, size: int) -> None:
+        """truncate(2): an open, a change and a close."""
+        fh = self.open(path, os.O_WRONLY)
+        try:
+            self.truncate(fh, size)
+            self.flush(fh)
+        finally:
+            self.release(fh)
+
+    def allocate(self, fh: int, offset: int, length: int, *, keep_size: bool) -> None:
+        """fallocate(2), modes 0 and KEEP_SIZE: the file grows; blocks are taken when they are written."""
+        inode = self._writable(fh)
+        if not keep_size and offset + length > inode.size:
+            self.truncate(fh, offset + length)
+
+    def _writable(self, fh: int) -> Inode:
+        handle = self.get(fh)
+        if not handle.writable:
+            raise BadHandle(f"handle {fh} is not open for writing")
+        return handle.inode
+
+    def _change(self, inode: Inode) -> None:
+        """The bytes are about to change. The caller holds the inode's lock."""
+        was_clean = inode.state is WriteState.CLEAN
+        if inode.change():
+            assert inode.content is not None
+            if was_clean:
+                self._datacache.disown(inode.content)
+                self._writeback.add_source(inode.content)
+            self._writeback.changed(inode)
+        inode.attr.mtime_ns = self._tree.now_ns()
+        inode.attr.version = None
+
+    def _start_afresh(self, inode: Inode) -> None:
+        """Truncated to nothing while the last closed state waits for its upload: that state stays whole on disk,
+        and in the journal, until this one is closed. The caller holds the inode's lock."""
+        assert inode.content is not None
+        self._writeback.forget(inode)
+        inode.change()
+        inode.content.release()
+        inode.superseded = inode.content
+        inode.content = self._datacache.empty()
+        inode.content.acquire()
+        inode.attr.mtime_ns = self._tree.now_ns()
+
+    # -- flush, fsync, release ---------------------------------------------------------------------------
+
+    def flush(self, fh: int) -> None:
+        """close(2) of one descriptor: what was written so far survives our death when this returns."""
+        handle = self.get(fh)
+        if handle.writable:
+            with handle.inode.lock:
+                self._writeback.commit(handle.inode)
+
+    def fsync(self, fh: int) -> None:
+        """What was written so far survives a power loss when this returns."""
+        handle = self.get(fh)
+        with handle.inode.lock:
+            if handle.writable:
+                self._writeback.commit(handle.inode)
+            content = handle.inode.content
+        if content is not None:
+            self._syncer.closed(content)
+        self.sync()
+
+    def sync(self) -> None:
+        """All committed so far survives a power loss."""
+        self._syncer.sync()
+
+    def release(self, fh: int) -> None:
+        with self.lock:
+            handle = self._handles.pop(fh, None)
+            left = self._left.pop(fh, None)
+        if handle is None:
+            raise BadHandle(f"handle {fh}")
+        if handle.writable:
+            with handle.inode.lock:
+                self._writeback.commit(handle.inode)  # a mapped page may have been written after the last flush
+        self._tree.close(handle.inode, write=handle.writable)
+        if left is not None:
+            self._tree.close(left, write=False)
+
+    @property
+    def count(self) -> int:
+        with self.lock:
+            return len(self._handles)

@@ -1,0 +1,172 @@
+"""Inodes, attributes and write states: what the tree knows of one file or folder.
+
+An `Inode` exists for what is open or holds local truth (dirty, waiting for upload, made here); a clean file that
+nobody has open is only an `Entry` in a listing. This module does no I/O.
+
+Write states, all of them, and the only moves there are (`Inode.move` refuses any other):
+
+    CLEAN --change--> DIRTY --close--> QUEUED --start--> UPLOADING --stored--> STORED --confirmed--> CLEAN
+                        ^                ^                  |
+                        |                +----- failed -----+
+                        +-- change (from QUEUED, UPLOADING, STORED): generation + 1, an upload is called off
+
+Locks: `Inode.lock` protects the inode's mutable fields and may be held over local disk I/O, never over a
+service call. Order: Tree.lock > Inode.lock > Content.lock > Writeback.lock > Journal.lock.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import stat
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cloudsimfs.attrs import LocalAttr
+from cloudsimfs.service.model import Entry
+
+if TYPE_CHECKING:
+    from cloudsimfs.content import Content
+
+BLOCK = 512  # bytes, the unit of st_blocks (stat(2))
+
+
+class WriteState(enum.Enum):
+    CLEAN = "clean"
+    DIRTY = "dirty"
+    QUEUED = "queued"
+    UPLOADING = "uploading"
+    STORED = "stored"
+
+
+TRANSITIONS: dict[tuple[WriteState, str], WriteState] = {
+    (WriteState.CLEAN, "change"): WriteState.DIRTY,
+    (WriteState.DIRTY, "change"): WriteState.DIRTY,
+    (WriteState.QUEUED, "change"): WriteState.DIRTY,
+    (WriteState.UPLOADING, "change"): WriteState.DIRTY,
+    (WriteState.STORED, "change"): WriteState.DIRTY,
+    (WriteState.DIRTY, "close"): WriteState.QUEUED,
+    (WriteState.QUEUED, "start"): WriteState.UPLOADING,
+    (WriteState.UPLOADING, "stored"): WriteState.STORED,
+    (WriteState.UPLOADING, "failed"): WriteState.QUEUED,
+    (WriteState.STORED, "confirmed"): WriteState.CLEAN,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Attr:
+    """What getattr answers. Times in nanoseconds since the epoch, sizes in bytes."""
+
+    ino: int
+    mode: int  # type and permission bits
+    size: int
+    mtime_ns: int
+    atime_ns: int
+    ctime_ns: int
+    uid: int
+    gid: int
+    nlink: int = 1
+
+    @property
+    def is_dir(self) -> bool:
+        return stat.S_ISDIR(self.mode)
+
+
+class Inode:
+    """A file or folder with local truth, or one that is open."""
+
+    def __init__(self, path: str, *, is_dir: bool, entry: Entry | None, attr: LocalAttr) -> None:
+        self.lock = threading.RLock()
+        self.is_dir = is_dir
+        self.path = path  # guarded by Tree.lock
+        self.unlinked = False  # guarded by Tree.lock
+        self.attr = attr  # guarded by lock
+        # What the service had under this path when last seen; None: nothing.
+        self.entry = entry  # guarded by lock
+        self.content: Content | None = None  # guarded by lock; None until first opened
+        # The last closed content, kept until the next one is committed; guarded by lock.
+        self.superseded: Content | None = None
+        self.state = WriteState.CLEAN  # guarded by lock
+        self.generation = 0  # guarded by lock; counts closed or changing contents
+        self.committed = False  # guarded by lock; the journal has the present bytes as a closed state
+        self.pinned = False  # guarded by lock; the content is acquired for the open handles
+        self.opens = 0  # guarded by Tree.lock
+        self.writers = 0  # guarded by Tree.lock
+        # An upload under this path has begun since `entry` was listed: the service may have more than it.
+        self.uploaded = False  # guarded by lock
+        # The store's clock when the last generation was stored, to tell our version from a newer one.
+        self.stored_ns: int | None = None  # guarded by lock
+        self.stored_at = math.inf  # monotonic seconds of that, or of the replay; guarded by lock
+        # Local-only names (editor droppings, .fuse_hidden*) are never uploaded.
+        self.local_only = False  # guarded by Tree.lock
+
+    def move(self, event: str) -> None:
+        """Take the step of the table above. The caller holds `lock`."""
+        try:
+            self.state = TRANSITIONS[self.state, event]
+        except KeyError:
+            raise AssertionError(f"{self.path}: no {event!r} in state {self.state.name}") from None
+
+    def change(self) -> bool:
+        """About to change the bytes: enter DIRTY. True if that ends a closed state. The caller holds `lock`."""
+        first = self.committed or self.state is not WriteState.DIRTY
+        if first:
+            self.generation += 1
+            self.committed = False
+        self.move("change")
+        return first
+
+    def restore(self, row_state: str) -> None:
+        """The state a journal row speaks of, at replay."""
+        self.state = {
+            "open": WriteState.DIRTY,
+            "closed": WriteState.QUEUED,
+            "stored": WriteState.STORED,
+        }[row_state]
+        self.committed = row_state != "open"
+
+    def is_uploading(self, generation: int) -> bool:
+        """Whether this generation's upload is still the one under way. The caller holds `lock`."""
+        return self.state is WriteState.UPLOADING and self.generation == generation
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the service has these bytes under this name."""
+        return self.state in (WriteState.CLEAN, WriteState.STORED)
+
+    @property
+    def size(self) -> int:
+        if self.content is not None:
+            return self.content.size
+        return self.entry.size if self.entry is not None else 0
+
+    @property
+    def has_local_truth(self) -> bool:
+        """Whether the listing must not be believed over this inode."""
+        return self.state is not WriteState.CLEAN or self.writers > 0 or self.local_only or self.entry is None
+
+
+class Gone:
+    """A tombstone: a name deleted (or renamed away) here that the service may still list.
+
+    `entry` is what was deleted, None while only "whatever is stored there" is known. `after` are the inodes whose
+    upload must be stored first (a rename deletes last). `below` are the stored files under a removed folder.
+    """
+
+    def __init__(self, path: str, entry: Entry | None, *, is_dir: bool = False) -> None:
+        self.path = path
+        self.entry = entry
+        self.is_dir = is_dir
+        # Monotonic seconds: only a listing asked for later knows what is stored (if `entry` is None).
+        self.since: float | None = None
+        self.after: set[Inode] = set()  # guarded by Writeback.lock
+        self.below: list[Entry] = []
+        self.done = False  # guarded by Writeback.lock; the service has acknowledged the delete
+        self.done_at = math.inf  # monotonic seconds of that, or of the replay
+        self.looks = 0  # how often what was uploaded there was looked for in vain; guarded by Writeback.lock
+        self.others_stay = False  # a folder's delete left it standing, with what others have put there
+
+    def finish(self, now: float) -> None:
+        """The service has nothing of it any more. `now` is monotonic seconds."""
+        self.done, self.done_at = True, now

@@ -1,0 +1,395 @@
+"""The SQLite record of everything that is not yet on the service, and its replay.
+
+The order of the steps of one write, which makes `close()` a promise (design.md, invariant 1):
+
+    1  bytes in the backing file             (Content.write)
+    2  row committed                         (Journal.save_file, from flush)
+    3  close() returns
+    4  file, directory and row fsynced       (at once for fsync)
+    5  upload of that generation             (Writeback)
+    6  marked stored, if the generation is unchanged
+    7  a listing confirms it: row deleted    (Tree)
+    8  the backing file may be evicted
+
+Threading: one connection under one lock (`Journal.lock`, the last in the order); calls are short local I/O.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any
+
+from cloudsimfs.attrs import LocalAttr
+from cloudsimfs.errors import FsError, MountError, NoSpace
+from cloudsimfs.service.model import Entry, LaunchRequest
+
+SCHEMA_VERSION = 1
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS file (          -- one row per file whose bytes are not known to be listed by the service
+  ino        INTEGER PRIMARY KEY,          -- the inode number, also after a rename
+  path       TEXT NOT NULL UNIQUE,         -- where it is now
+  backing    TEXT NOT NULL,                -- name of the backing file in the cache directory
+  size       INTEGER NOT NULL,             -- bytes
+  state      TEXT NOT NULL CHECK (state IN (
+               'open',                     -- changed and not closed since: never uploaded after a crash
+               'closed',                   -- a closed state, to be uploaded
+               'stored')),                 -- uploaded, not yet seen in a listing
+  generation INTEGER NOT NULL,
+  uploaded   INTEGER NOT NULL,             -- 1: an upload under this path has begun since base was listed
+  base       TEXT,                         -- JSON entry under this path before our upload; NULL: none
+  source     TEXT,                         -- JSON entry that absent ranges are fetched from; NULL: all is local
+  etag       TEXT,                         -- the source's ETag, if a reply has told it
+  remote_end INTEGER NOT NULL,             -- bytes beyond this are local (0 if source is NULL)
+  present    TEXT NOT NULL,                -- JSON list of [start, end) below remote_end that the backing file holds
+  stored_ns  INTEGER                       -- the store's clock at our upload (state 'stored'); NULL: not known
+);
+CREATE TABLE IF NOT EXISTS folder (        -- folders made here that the service does not have (it has no mkdir)
+  path       TEXT PRIMARY KEY
+);
+CREATE TABLE IF NOT EXISTS gone (          -- names removed here: a delete to be sent, or a listing still to catch up
+  path       TEXT PRIMARY KEY,
+  entry      TEXT,                         -- JSON entry that was removed; NULL: whatever is stored there
+  is_dir     INTEGER NOT NULL,
+  below      TEXT NOT NULL,                -- JSON list of the entries under a removed folder
+  after      TEXT NOT NULL,                -- JSON list of inode numbers to be stored first (rename)
+  done       INTEGER NOT NULL              -- 1: the service has acknowledged the delete
+);
+CREATE TABLE IF NOT EXISTS launch (        -- launches whose outcome is not known yet, and those made with a key
+  id         INTEGER PRIMARY KEY,
+  request    TEXT NOT NULL,                -- JSON [cpu, ram, script, folder, nopre, mesh]
+  token      TEXT,                         -- the `key=` it was asked for with; NULL: none
+  known      TEXT NOT NULL,                -- JSON list of the runs there were before the POST
+  run        INTEGER                       -- the run it started; NULL: the POST may or may not have arrived
+);
+CREATE TABLE IF NOT EXISTS attr (          -- attributes the service has no place for
+  path       TEXT PRIMARY KEY,
+  ino INTEGER, perm INTEGER, uid INTEGER, gid INTEGER, mtime_ns INTEGER, atime_ns INTEGER, -- NULL: the default
+  version    TEXT                          -- JSON [id, size, mtime_ns] the times belong to; NULL: any
+);
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class FileRow:
+    """One row of `file`; see the schema."""
+
+    ino: int
+    path: str
+    backing: str
+    size: int
+    state: str
+    generation: int
+    uploaded: bool
+    base: Entry | None
+    source: Entry | None
+    etag: str | None
+    remote_end: int
+    present: tuple[tuple[int, int], ...]
+    stored_ns: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class GoneRow:
+    """One row of `gone`; see the schema."""
+
+    path: str
+    entry: Entry | None
+    is_dir: bool
+    below: tuple[Entry, ...]
+    after: tuple[int, ...]
+    done: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchRow:
+    """One row of `launch`; see the schema."""
+
+    id: int
+    request: LaunchRequest
+    token: str | None
+    known: frozenset[int]
+    run: int | None
+
+
+def _pack(entry: Entry | None) -> str | None:
+    if entry is None:
+        return None
+    return json.dumps([entry.id, entry.dirname, entry.name, entry.is_dir, entry.size, entry.mtime_ns])
+
+
+def _unpack(text: str | None) -> Entry | None:
+    return None if text is None else Entry(*json.loads(text))
+
+
+def _version(text: str | None) -> tuple[int, int, int] | None:
+    if text is None:
+        return None
+    entry_id, size, mtime_ns = json.loads(text)
+    return entry_id, size, mtime_ns
+
+
+def _file_row(
+    ino: int,
+    path: str,
+    backing: str,
+    size: int,
+    state: str,
+    generation: int,
+    uploaded: int,
+    base: str | None,
+    source: str | None,
+    etag: str | None,
+    remote_end: int,
+    present: str,
+    stored_ns: int | None,
+) -> FileRow:
+    ranges = tuple((start, end) for start, end in json.loads(present))
+    return FileRow(
+        ino=ino,
+        path=path,
+        backing=backing,
+        size=size,
+        state=state,
+        generation=generation,
+        uploaded=bool(uploaded),
+        base=_unpack(base),
+        source=_unpack(source),
+        etag=etag,
+        remote_end=remote_end,
+        present=ranges,
+        stored_ns=stored_ns,
+    )
+
+
+def count_pending(path: Path) -> int:
+    """How many files wait for their upload in the journal at `path`, which another mount may have open."""
+    try:
+        with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
+            return int(db.execute("SELECT count(*) FROM file WHERE state <> 'stored'").fetchone()[0])
+    except sqlite3.Error:
+        return 0
+
+
+class Journal:
+    """Open (and create, 0600) the journal at `path`. Raises MountError if it cannot be used."""
+
+    def __init__(self, path: Path) -> None:
+        self.lock = threading.Lock()  # protects _db
+        self._local = threading.local()  # this thread's open transaction
+        try:
+            os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            self._db.execute("PRAGMA journal_mode=WAL")
+            # A commit is in the kernel's hands when it returns: it survives our death. fsync() asks for more.
+            self._db.execute("PRAGMA synchronous=NORMAL")
+            found = self._db.execute("PRAGMA user_version").fetchone()[0]
+            if found not in (0, SCHEMA_VERSION):
+                raise MountError(f"{path}: written by another version of cloudsimfs (schema {found})")
+            self._db.executescript(SCHEMA)
+            self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+        except (sqlite3.Error, OSError) as error:
+            raise MountError(f"{path}: the journal cannot be opened: {error}") from error
+
+    def close(self) -> None:
+        with self.lock:
+            self._db.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All or nothing of what this thread saves inside; nests.
+
+        Statements are collected and run at the end, so that the lock, the last in the order, is not held while the
+        caller takes others.
+        """
+        outer: list[tuple[str, tuple[Any, ...]]] | None = getattr(self._local, "batch", None)
+        if outer is not None:
+            yield
+            return
+        batch: list[tuple[str, tuple[Any, ...]]] = []
+        self._local.batch = batch
+        try:
+            yield
+        finally:
+            self._local.batch = None
+        with self._database() as db:
+            db.execute("BEGIN IMMEDIATE")
+            try:
+                for sql, values in batch:
+                    db.execute(sql, values)
+                db.execute("COMMIT")
+            except BaseException:
+                if db.in_transaction:
+                    db.execute("ROLLBACK")
+                raise
+
+    @contextmanager
+    def _database(self) -> Iterator[sqlite3.Connection]:
+        """The connection, locked. Raises NoSpace, or FsError for what else SQLite cannot do."""
+        with self.lock:
+            try:
+                yield self._db
+            except sqlite3.Error as error:
+                if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
+                    raise NoSpace(f"the journal cannot be written: {error}") from error
+                raise FsError(f"the journal cannot be written: {error}") from error
+
+    def sync(self) -> None:
+        """fsync what was committed so far (step 4)."""
+        with self._database() as db:
+            db.execute("PRAGMA synchronous=FULL")
+            try:
+                # a commit that changes the file is what makes SQLite fsync its log
+                db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+            finally:
+                db.execute("PRAGMA synchronous=NORMAL")
+
+    def _run(self, sql: str, *values: Any) -> None:
+        batch = getattr(self._local, "batch", None)
+        if batch is not None:
+            batch.append((sql, values))
+            return
+        with self._database() as db:
+            db.execute(sql, values)
+
+    # -- files ----------------------------------------------------------------------------------------
+
+    def save_file(self, row: FileRow) -> None:
+        with self.transaction():
+            # a rename over another unsaved file replaces that one's row
+            self._run("DELETE FROM file WHERE path = ? AND ino <> ?", row.path, row.ino)
+            self._run(
+                "INSERT OR REPLACE INTO file VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?)",
+                row.ino,
+                row.path,
+                row.backing,
+                row.size,
+                row.state,
+                row.generation,
+                row.uploaded,
+                _pack(row.base),
+                _pack(row.source),
+                row.etag,
+                row.remote_end,
+                json.dumps(row.present),
+                row.stored_ns,
+            )
+
+    def mark_uploaded(self, ino: int) -> None:
+        self._run("UPDATE file SET uploaded = 1 WHERE ino = ?", ino)
+
+    def drop_file(self, ino: int) -> None:
+        self._run("DELETE FROM file WHERE ino = ?", ino)
+
+    def files(self) -> list[FileRow]:
+        with self.lock:
+            rows = self._db.execute("SELECT * FROM file ORDER BY rowid").fetchall()
+        return [_file_row(*row) for row in rows]
+
+    # -- folders and tombstones -----------------------------------------------------------------------
+
+    def save_folder(self, path: str) -> None:
+        self._run("INSERT OR REPLACE INTO folder VALUES (?)", path)
+
+    def drop_folder(self, path: str) -> None:
+        self._run("DELETE FROM folder WHERE path = ?", path)
+
+    def folders(self) -> list[str]:
+        with self.lock:
+            return [row[0] for row in self._db.execute("SELECT path FROM folder ORDER BY path")]
+
+    def save_gone(self, row: GoneRow) -> None:
+        self._run(
+            "INSERT OR REPLACE INTO gone VALUES (?,?,?,?,?,?)",
+            row.path,
+            _pack(row.entry),
+            row.is_dir,
+            json.dumps([_pack(entry) for entry in row.below]),
+            json.dumps(row.after),
+            row.done,
+        )
+
+    def drop_gone(self, path: str) -> None:
+        self._run("DELETE FROM gone WHERE path = ?", path)
+
+    def gone(self) -> list[GoneRow]:
+        with self.lock:
+            rows = self._db.execute("SELECT * FROM gone ORDER BY rowid").fetchall()
+        return [
+            GoneRow(
+                path=path,
+                entry=_unpack(entry),
+                is_dir=bool(is_dir),
+                below=tuple(found for item in json.loads(below) if (found := _unpack(item)) is not None),
+                after=tuple(json.loads(after)),
+                done=bool(done),
+            )
+            for path, entry, is_dir, below, after, done in rows
+        ]
+
+    # -- launches -------------------------------------------------------------------------------------
+
+    def intend_launch(self, request: LaunchRequest, token: str | None, known: Iterable[int]) -> int:
+        """Record, as fsync does, that a launch is about to be sent. Returns the row's id."""
+        text = json.dumps(astuple(request))
+        with self._database() as db:
+            cursor = db.execute(
+                "INSERT INTO launch (request, token, known) VALUES (?,?,?)", (text, token, json.dumps(list(known)))
+            )
+            row = cursor.lastrowid
+        self.sync()
+        assert row is not None
+        return row
+
+    def resolve_launch(self, row: int, run: int) -> None:
+        """The launch started this run. Kept if it had a token, which must never launch again."""
+        with self.transaction():
+            self._run("UPDATE launch SET run = ? WHERE id = ?", run, row)
+            self._run("DELETE FROM launch WHERE id = ? AND token IS NULL", row)
+
+    def drop_launch(self, row: int) -> None:
+        """The launch started nothing."""
+        self._run("DELETE FROM launch WHERE id = ?", row)
+
+    def launches(self) -> list[LaunchRow]:
+        with self.lock:
+            rows = self._db.execute("SELECT id, request, token, known, run FROM launch ORDER BY id").fetchall()
+        return [
+            LaunchRow(row, LaunchRequest(*json.loads(request)), token, frozenset(json.loads(known)), run)
+            for row, request, token, known, run in rows
+        ]
+
+    # -- attributes -----------------------------------------------------------------------------------
+
+    def save_attr(self, path: str, attr: LocalAttr) -> None:
+        version = None if attr.version is None else json.dumps(attr.version)
+        self._run(
+            "INSERT OR REPLACE INTO attr VALUES (?,?,?,?,?,?,?,?)",
+            path,
+            attr.ino,
+            attr.perm,
+            attr.uid,
+            attr.gid,
+            attr.mtime_ns,
+            attr.atime_ns,
+            version,
+        )
+
+    def drop_attr(self, path: str) -> None:
+        self._run("DELETE FROM attr WHERE path = ?", path)
+
+    def attrs(self) -> dict[str, LocalAttr]:
+        with self.lock:
+            rows = self._db.execute("SELECT * FROM attr").fetchall()
+        return {
+            path: LocalAttr(ino, perm, uid, gid, mtime_ns, atime_ns, _version(version))
+            for path, ino, perm, uid, gid, mtime_ns, atime_ns, version in rows
+        }

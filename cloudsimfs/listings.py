@@ -1,0 +1,148 @@
+"""Listings on disk, so that a mount starts warm and can be read offline.
+
+Nothing here is precious: it can be deleted, and what is lost in a crash is asked for again. Threading: one connection
+under one lock, a leaf; saves are collected and written by a thread of this module, once a second.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sqlite3
+import threading
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+
+from cloudsimfs.service.model import Entry
+
+log = logging.getLogger(__name__)
+
+SCHEMA_VERSION = 1
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS listing (
+  path     TEXT PRIMARY KEY,               -- the directory
+  asked_at REAL NOT NULL,                  -- wall seconds, from before the call
+  entries  BLOB NOT NULL                   -- zlib of a JSON list of [id, name, is_dir, size, mtime_ns or null]
+) WITHOUT ROWID;
+"""
+CLEAN = 1  # the application_id of a database that was closed in order
+WRITE_EVERY = 1.0  # seconds
+
+
+class ListingStore:
+    """The database at `path` (0600). One that cannot be read is made anew."""
+
+    def __init__(self, path: Path) -> None:
+        self._lock = threading.Lock()  # protects _db
+        self._db = self._open(path)
+        # After a crash our own last uploads may be missing in what was written: good only if nobody can be asked.
+        self._trusted = self._db.execute("PRAGMA application_id").fetchone()[0] == CLEAN
+        self._wake = threading.Condition()  # protects the two below
+        # what is to be written by directory; None: to be forgotten with all below it
+        self._pending: dict[str, tuple[float, Mapping[str, Entry]] | None] = {}
+        self._closing = False
+        self._writer: threading.Thread | None = None
+
+    @staticmethod
+    def _open(path: Path) -> sqlite3.Connection:
+        for _ in range(2):
+            os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+            db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            try:
+                db.execute("PRAGMA journal_mode=WAL")
+                db.execute("PRAGMA synchronous=OFF")
+                if db.execute("PRAGMA user_version").fetchone()[0] not in (0, SCHEMA_VERSION):
+                    raise sqlite3.DatabaseError("another version's")
+                db.executescript(SCHEMA)
+                db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+                return db
+            except sqlite3.DatabaseError as error:
+                log.warning("%s is made anew: %s", path, error)
+                db.close()
+                path.unlink()
+        raise AssertionError("a new database is always readable")
+
+    def start(self) -> None:
+        """Start the writer; after the process has forked."""
+        with self._lock:
+            self._db.execute("PRAGMA application_id=0")
+        self._writer = threading.Thread(target=self._write_for_ever, name="listings", daemon=True)
+        self._writer.start()
+
+    def close(self) -> None:
+        """Write what is pending."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        if self._writer is not None:
+            self._writer.join()
+        with self._lock:
+            self._db.execute(f"PRAGMA application_id={CLEAN}")
+            self._db.close()
+
+    def load(self, path: str) -> tuple[float, dict[str, Entry]] | None:
+        """(wall seconds of the asking, entries by name) of a directory, if it was ever listed.
+
+        The time is 0 if the last mount did not end in order.
+        """
+        with self._wake:
+            pending = self._pending.get(path)
+        if pending is not None:
+            return pending[0], dict(pending[1])
+        with self._lock:
+            row = self._db.execute("SELECT asked_at, entries FROM listing WHERE path = ?", (path,)).fetchone()
+        if row is None:
+            return None
+        items = json.loads(zlib.decompress(row[1]))
+        return row[0] if self._trusted else 0.0, {
+            name: Entry(entry_id, path, name, is_dir, size, mtime_ns)
+            for entry_id, name, is_dir, size, mtime_ns in items
+        }
+
+    def save(self, path: str, asked_at: float, names: Mapping[str, Entry]) -> None:
+        with self._wake:
+            self._pending[path] = (asked_at, names)
+            self._wake.notify()
+
+    def forget(self, path: str) -> None:
+        """The directory and all inside it are gone."""
+        with self._wake:
+            for key in [key for key in self._pending if key == path or key.startswith(path + "/")]:
+                del self._pending[key]
+            self._pending[path] = None
+            self._wake.notify()
+
+    def _write_for_ever(self) -> None:
+        while True:
+            with self._wake:
+                while not self._pending and not self._closing:
+                    self._wake.wait()
+                if not self._closing:
+                    self._wake.wait(WRITE_EVERY)  # more may come
+                batch, closing = dict(self._pending), self._closing
+            try:
+                self._write(batch)
+            except sqlite3.Error as error:
+                log.warning("listings could not be kept for the next mount: %s", error)
+            with self._wake:
+                for path, item in batch.items():
+                    if path in self._pending and self._pending[path] is item:
+                        del self._pending[path]
+                if closing and not self._pending:
+                    return
+
+    def _write(self, batch: Mapping[str, tuple[float, Mapping[str, Entry]] | None]) -> None:
+        with self._lock:
+            self._db.execute("BEGIN")
+            for path, item in batch.items():
+                if item is None:
+                    inside = (path, path + "/", path + "0")  # "0" comes right after "/"
+                    self._db.execute("DELETE FROM listing WHERE path = ? OR (path > ? AND path < ?)", inside)
+                    continue
+                asked_at, names = item
+                rows = [[e.id, e.name, e.is_dir, e.size, e.mtime_ns] for e in names.values()]
+                blob = zlib.compress(json.dumps(rows, ensure_ascii=False).encode(), 1)
+                self._db.execute("INSERT OR REPLACE INTO listing VALUES (?,?,?)", (path, asked_at, blob))
+            self._db.execute("COMMIT")

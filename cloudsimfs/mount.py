@@ -1,0 +1,284 @@
+"""The one wiring place: builds all objects of a mount, replays the journal, serves, and ends in order."""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+from cloudsimfs import __version__, paths
+from cloudsimfs.clock import Clock, SystemClock
+from cloudsimfs.config import KERNEL_SHARE, Config, cache_limit
+from cloudsimfs.control import Control, run_paths
+from cloudsimfs.datacache import DataCache
+from cloudsimfs.dcache import DCache
+from cloudsimfs.errors import (
+    BudgetSpent,
+    KeyRefused,
+    MountError,
+    NotDirectory,
+    NotFound,
+    ServerFault,
+    TimedOut,
+    TryAgain,
+    Unreachable,
+    VersionNotEnabled,
+)
+from cloudsimfs.handles import Handles
+from cloudsimfs.journal import Journal
+from cloudsimfs.listings import ListingStore
+from cloudsimfs.operations import Operations, library_version, serve
+from cloudsimfs.replay import replay
+from cloudsimfs.runs import Runs
+from cloudsimfs.service import Client, connect
+from cloudsimfs.syncer import Syncer
+from cloudsimfs.tree import Owner, Tree, is_dir
+from cloudsimfs.writeback import Writeback
+
+log = logging.getLogger(__name__)
+
+FLUSH_BOUND = 20.0  # seconds one write to `flush` may take; who waits longer writes again
+BARRIER_BOUND = 900.0  # seconds a launch waits for its files
+SETTLING = 60.0  # seconds in which results may arrive after a sync, a stop or an end
+
+
+class Mount:
+    """A mount of `config` on `mountpoint`. `ready` is called once the kernel has it."""
+
+    def __init__(self, config: Config, mountpoint: Path, *, ready: Callable[[], None]) -> None:
+        self._config = config
+        self._mountpoint = mountpoint
+        self._ready = ready
+        self._clock: Clock = SystemClock()
+        self._stop = threading.Event()
+        self.client = connect(
+            base_url=config.url,
+            key=config.credentials.key,
+            api=config.api,
+            calls_per_hour=config.calls_per_hour,
+            offline=config.offline,
+            key_in_query=config.key_in_query,
+            clock=self._clock,
+            stop=self._stop,
+        )
+        self._files = _Files(config, self.client, self._clock, on_change=self._changed)
+        self._runs = Runs(self.client, self, self._files.journal, ttl=config.run_ttl, clock=self._clock)
+        self._operations = Operations(
+            self._files.tree,
+            self._files.handles,
+            Control(self._runs, self, lambda: asdict(self.client.budget.snapshot()), clock=self._clock),
+            owner=_owner(config),
+            timeout=config.ttl * KERNEL_SHARE,
+            usage=lambda: (self._files.dcache.bytes_known, self._files.datacache.room),
+            on_init=self._started,
+            on_destroy=self._ended,
+        )
+
+    def serve(self) -> None:
+        """Check that the service answers, replay the journal, mount, and serve until unmounted."""
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core dump would hold the key
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # one per open file
+        self._check_service()
+        replay(self._files.tree)
+        try:
+            serve(self._operations, str(self._mountpoint), options=_fuse_options(self._config))
+        except RuntimeError as error:
+            raise MountError(f"{self._mountpoint}: libfuse could not mount (status {error})") from error
+
+    def _check_service(self) -> None:
+        """Prove URL and key by the first listing, which is needed anyway.
+
+        A service that cannot be reached does not matter to one who has been here before: what is known is served.
+        """
+        try:
+            self._files.dcache.check()
+        except VersionNotEnabled:
+            raise
+        except KeyRefused as error:
+            raise MountError(f"the service does not accept this API key; check the key file: {error}") from None
+        except (Unreachable, TimedOut, BudgetSpent, ServerFault) as error:
+            if not self._files.dcache.knows(paths.ROOT):
+                raise MountError(
+                    f"{self._config.url} does not answer; check --url and the network: {error}"
+                ) from None
+            log.warning("the service does not answer, what is known is served: %s", error)
+
+    def _changed(self, directory: str, names: set[str]) -> None:
+        """A listing differs from the last one: the kernel must ask again."""
+        for path in [directory, *(paths.join(directory, name) for name in names)]:
+            self._operations.kernel_cache.invalidate(path)
+
+    def _started(self) -> None:
+        self._files.listings.start()
+        self._files.syncer.start()
+        if not self._config.offline:
+            self._files.writeback.start()
+        version = ".".join(map(str, library_version()))
+        log.info(
+            "cloudsimfs %s serves %s on %s (libfuse %s)",
+            __version__,
+            self._config.url,
+            self._mountpoint,
+            version,
+        )
+        self._ready()
+
+    def _ended(self) -> None:
+        """Unmounted. What is not uploaded yet stays in the journal for the next mount."""
+        waiting = len(self._files.writeback.pending())
+        self._stop.set()
+        self._files.writeback.stop()
+        self._files.syncer.stop()
+        self._files.journal.close()
+        self._files.datacache.close()
+        self._files.dcache.close()
+        self.client.close()
+        log.info("unmounted; %d operations wait for the next mount", waiting)
+
+    # -- what runs and the control files ask for -----------------------------------------------------------
+
+    def storage_path(self, text: str) -> str:
+        """A path as users write it: of the storage, or within the mount."""
+        top = str(self._mountpoint)
+        path = os.path.normpath(text)
+        if path == top or path.startswith(top + "/"):
+            path = path[len(top) :]
+        return "" if path == "." else path.strip("/")
+
+    def check_folder(self, path: str) -> None:
+        try:
+            node = self._files.tree.lookup(path)
+        except NotFound:
+            raise NotFound(f"there is no folder {path!r} in the storage; copy the case in first") from None
+        if not is_dir(node):
+            raise NotDirectory(f"{path!r} is a file; a run needs its folder")
+
+    def barrier(self, path: str) -> None:
+        self._files.writeback.drain(path, timeout=BARRIER_BOUND)
+
+    def refresh(self, path: str) -> None:
+        """Look anew at a path and all below it, and for a while often: others are writing there."""
+        path = path.strip("/")
+        self._files.dcache.invalidate(paths.parent(path))
+        self._files.dcache.expect_changes(path, SETTLING)
+        self._operations.kernel_cache.invalidate(path)
+
+    def runs_changed(self, run_ids: list[int], active: frozenset[str]) -> None:
+        self._files.dcache.keep_steady(active)
+        if run_ids:
+            for path in run_paths(run_ids):
+                self._operations.kernel_cache.invalidate(path)
+
+    def flush(self) -> None:
+        """Wait until all is stored. Raises TimedOut when it takes longer than one write may: write again."""
+        try:
+            self._files.writeback.drain(timeout=FLUSH_BOUND)
+        except TryAgain as error:
+            if any(job.error for job in self._files.writeback.pending()):
+                raise
+            raise TimedOut(str(error)) from error
+
+    def status(self) -> dict[str, object]:
+        pending = [
+            {"kind": job.kind, "path": job.path, "size": job.size, "sent": job.sent, "error": job.error}
+            for job in self._files.writeback.pending()
+        ]
+        used, limit = self._files.datacache.usage
+        return {
+            "version": __version__,
+            "pid": os.getpid(),
+            "url": self._config.url,
+            "mountpoint": str(self._mountpoint),
+            "pending": pending,
+            "half_written": self._files.tree.half_written(),
+            "cache": {"directory": str(self._config.cache_dir), "used": used, "limit": limit},
+            "open_files": self._files.handles.count,
+            "budget": asdict(self.client.budget.snapshot()),
+        }
+
+    def status_text(self) -> str:
+        budget = self.client.budget.snapshot()
+        used, limit = self._files.datacache.usage
+        pending = self._files.writeback.pending()
+        left = "unlimited" if budget.remaining is None else f"{budget.remaining} of {budget.limit}"
+        lines = [
+            f"service   {self._config.url}",
+            f"pending   {len(pending)} operations",
+            f"cache     {used >> 20} of {limit >> 20} MiB in {self._config.cache_dir}",
+            f"calls     {budget.used} used this hour, {left} left",
+        ]
+        if budget.waiting:
+            turns = time.strftime("%H:%M", time.localtime(budget.resets_at))
+            lines.append(f"waiting   {budget.waiting} calls, for the hour to turn at {turns}")
+        lines += [
+            f"kept      /{path}: was open for writing when the daemon died; `: >> {path}` uploads it as it is"
+            for path in self._files.tree.half_written()[:10]
+        ]
+        lines += [f"waiting   /{job.path}: {job.error}" for job in pending if job.error][:10]
+        return "".join(f"{line}\n" for line in lines)
+
+    def pending_text(self) -> str:
+        return "".join(
+            f"{job.kind} {job.sent} {job.size} /{job.path}{f'  ({job.error})' if job.error else ''}\n"
+            for job in self._files.writeback.pending()
+        )
+
+
+class _Files:
+    """The storage side of a mount, built in the order of the arrows in design.md section 1."""
+
+    def __init__(
+        self, config: Config, client: Client, clock: Clock, *, on_change: Callable[[str, set[str]], None]
+    ) -> None:
+        self.datacache = DataCache(
+            config.cache_dir, limit=cache_limit(config.cache_dir, config.cache_size), client=client
+        )
+        self.listings = ListingStore(config.cache_dir / "listings.db")
+        self.dcache = DCache(
+            client,
+            self.listings,
+            ttl=config.ttl * (1 - KERNEL_SHARE),
+            clock=clock,
+            offline=config.offline,
+            bulk=config.api != "v2",
+            on_change=on_change,
+        )
+        self.journal = Journal(config.cache_dir / "journal.db")
+        self.syncer = Syncer(self.datacache, self.journal)
+        self.writeback = Writeback(
+            client,
+            self.journal,
+            self.syncer,
+            delay=config.write_back,
+            clock=clock,
+            on_stored=lambda inode: self.tree.stored(inode),
+            on_deleted=lambda gone: self.tree.deleted(gone),
+            find_entry=lambda path, since: self.tree.find_entry(path, since),
+            may_delete_folder=lambda gone, since: self.tree.only_holds(gone, since),
+        )
+        self.tree = Tree(self.dcache, self.datacache, self.writeback, self.journal, owner=_owner(config), clock=clock)
+        self.handles = Handles(self.tree, self.datacache, self.writeback, self.syncer)
+
+
+def _owner(config: Config) -> Owner:
+    return Owner(config.uid, config.gid, config.umask)
+
+
+def _fuse_options(config: Config) -> dict[str, str | bool]:
+    options: dict[str, str | bool] = {
+        "fsname": config.url.replace(",", "_"),
+        "subtype": "cloudsimfs",
+        "default_permissions": True,
+        "ro": config.read_only,
+        "allow_other": config.allow_other,
+    }
+    for option in config.mount_options:
+        name, equals, value = option.partition("=")
+        options[name] = value if equals else True
+    return options

@@ -1,0 +1,78 @@
+"""Mount points: is it usable, is it a dead mount, unmount it. Knows the system, not the service."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+from cloudsimfs.errors import MountError
+
+FS_TYPE = "fuse.cloudsimfs"
+UNMOUNT_TIMEOUT = 30.0  # seconds
+DEAD = (
+    errno.ENOTCONN,
+    errno.ECONNABORTED,
+)  # what a mount without its daemon answers; the latter right after the death
+
+
+def prepare(mountpoint: Path) -> None:
+    """Make sure `mountpoint` is an empty directory that nothing is mounted on; clean up a dead mount there.
+
+    Raises MountError with one clear line.
+    """
+    try:
+        names = os.listdir(mountpoint)
+    except FileNotFoundError:
+        raise MountError(f"{mountpoint}: no such directory; create it first: mkdir {mountpoint}") from None
+    except NotADirectoryError:
+        raise MountError(f"{mountpoint}: not a directory") from None
+    except PermissionError:
+        raise MountError(f"{mountpoint}: you may not read this directory") from None
+    except OSError as error:
+        if error.errno not in DEAD:
+            raise MountError(f"{mountpoint}: {error.strerror}") from None
+        # "Transport endpoint is not connected": the daemon of an earlier mount died
+        unmount(mountpoint, lazy=True)
+        prepare(mountpoint)
+        return
+    if mount_type(mountpoint) is not None:
+        raise MountError(f"{mountpoint}: already mounted; `cloudsimfs umount {mountpoint}` unmounts it")
+    if names:
+        raise MountError(f"{mountpoint}: not empty ({names[0]!r} is in it); mount on an empty directory")
+
+
+def mount_type(mountpoint: Path) -> str | None:
+    """The type of what is mounted exactly there, None if nothing is. Touches no filesystem."""
+    wanted = os.path.realpath(mountpoint.parent) + "/" + mountpoint.name if mountpoint.name else str(mountpoint)
+    found = None
+    with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as mounts:
+        for line in mounts:
+            fields = line.split()
+            if _unescape(fields[1]) in (wanted, str(mountpoint)):
+                found = fields[2]  # the last one lies on top
+    return found
+
+
+def unmount(mountpoint: Path, *, lazy: bool = False) -> None:
+    """Unmount as the user. Raises MountError with the reason."""
+    program = shutil.which("fusermount3") or shutil.which("fusermount")
+    if program is None:
+        raise MountError("fusermount3 is missing; install the package fuse3")
+    command = [program, "-u", *(["-z"] if lazy else []), "--", str(mountpoint)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=UNMOUNT_TIMEOUT, check=False)
+    except subprocess.TimeoutExpired:
+        raise MountError(f"{mountpoint}: could not be unmounted in time; try --lazy") from None
+    if done.returncode:
+        reason = done.stderr.strip().rpartition(": ")[2] or "fusermount3 failed"
+        hint = "; close what uses it, or use --lazy" if "busy" in reason else ""
+        raise MountError(f"{mountpoint}: {reason}{hint}")
+
+
+def _unescape(field: str) -> str:
+    """A field of /proc/mounts: white space and backslashes come as octal escapes (proc_pid_mounts(5))."""
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field)

@@ -1,0 +1,510 @@
+"""FUSE callbacks: path to inode, fh to handle, error to errno. The only module that imports the binding.
+
+Threading: libfuse calls from many threads at once. Nothing leaves a callback but a result or an OSError with an
+errno: the binding turns anything else into EINVAL.
+"""
+
+from __future__ import annotations
+
+import ctypes.util
+import errno
+import functools
+import itertools
+import logging
+import os
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from cloudsimfs import changes, paths
+from cloudsimfs.attrs import path_ino
+from cloudsimfs.control import FIRST_HANDLE, TOP_NAMES, Control, is_control
+from cloudsimfs.errors import CloudsimfsError, Invalid, NotPermitted, NotSupported
+from cloudsimfs.handles import Handles
+from cloudsimfs.inode import BLOCK, Attr
+from cloudsimfs.rename import rename
+from cloudsimfs.tree import Owner, Tree
+
+# The binding looks for libfuse 2 first unless told (the environment is the only way to tell it).
+if "FUSE_LIBRARY_PATH" not in os.environ and ctypes.util.find_library("fuse3"):
+    os.environ.setdefault("FUSE_LIBRARY_NAME", "fuse3")
+try:
+    import mfusepy as binding
+except ImportError:
+    import fuse as binding
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+# name, file type, inode number, and the attributes if they are at hand
+Dirent = tuple[str, int, int, Attr | None]
+UTIME_NOW, UTIME_OMIT = 0x3FFFFFFF, 0x3FFFFFFE  # utimensat(2); libfuse sends them as nanoseconds of second 0
+RENAME_NOREPLACE = 1  # renameat2(2)
+READDIR_PLUS, FILL_DIR_PLUS = 1, 2  # fuse.h: enum fuse_readdir_flags, enum fuse_fill_dir_flags
+BLOCK_SIZE = 1 << 20  # bytes; what programs like `cp` read at a time
+FALLOC_FL_KEEP_SIZE = 1  # fallocate(2)
+NEGATIVE_TIMEOUT = 1.0  # seconds; a cached "no such file" cannot be taken back from here (libfuse's fuse.h)
+FOLLOW_EVERY = 1.0  # seconds
+THREADS = 64  # callbacks at the same time
+READERS = 40  # of those, the most that the kernel's page cache may have waiting for data
+ASYNC_DIO = 1 << 15  # fuse_common.h: with it, who waits for an O_DIRECT read cannot be interrupted
+REMEMBERED = 50_000  # paths of which is known what the kernel's pages hold
+REFUSED_PREFIX = ".Trash"  # so that file managers offer a real delete (design.md section 3)
+
+
+def callback(function: Callable[..., T]) -> Callable[..., T]:
+    """Translate every failure to an OSError with the errno its class names; the rest is EIO, with a traceback."""
+
+    @functools.wraps(function)
+    def translated(self: Operations, *args: Any) -> T:
+        try:
+            return function(self, *args)
+        except CloudsimfsError as error:
+            level = logging.DEBUG if error.errno in (errno.ENOENT, errno.EEXIST) else logging.INFO
+            log.log(level, "%s %s: %s: %s", function.__name__, args[:1], type(error).__name__, error)
+            raise OSError(error.errno, os.strerror(error.errno)) from error
+        except OSError as error:
+            if error.errno is None:
+                log.exception("%s %s: unexpected", function.__name__, args[:1])
+                raise OSError(errno.EIO, os.strerror(errno.EIO)) from error
+            raise
+        except Exception as error:  # a bug must cost one call, not the mount
+            log.exception("%s %s: unexpected", function.__name__, args[:1])
+            raise OSError(errno.EIO, os.strerror(errno.EIO)) from error
+
+    return translated
+
+
+class Operations(binding.Operations):  # type: ignore[misc]  # the fallback binding has no types
+    use_ns = True
+
+    def __init__(
+        self,
+        tree: Tree,
+        handles: Handles,
+        control: Control,
+        *,
+        owner: Owner,
+        timeout: float,
+        usage: Callable[[], tuple[int, int]],
+        on_init: Callable[[], None],
+        on_destroy: Callable[[], None],
+    ) -> None:
+        """`timeout` is seconds for which the kernel may answer by itself; `usage` tells (bytes used, bytes that have
+        room); the last two run when the kernel mounts and unmounts.
+        """
+        self._tree = tree
+        self._handles = handles
+        self._control = control
+        self._owner = owner
+        self._timeout = timeout
+        self._usage = usage
+        self._lock = threading.Lock()  # protects _directories and _pages; a leaf
+        self._directories: dict[int, list[Dirent]] = {}  # what an open directory held, by handle
+        self._next = itertools.count(1)
+        self.kernel_cache = KernelCache(control.followed)
+        # What the kernel's pages of a path were filled from at its last open (`Handles.identity`); guarded by _lock.
+        self._pages: dict[str, int | None] = {}
+        self._on_init = on_init
+        self._on_destroy = on_destroy
+
+    # -- life ----------------------------------------------------------------------------------------------
+
+    def init_with_config(self, conn: Any, config: Any) -> None:
+        """libfuse 3. Runs in the process that serves: threads may start from here on."""
+        if config is not None:
+            config.attr_timeout = config.entry_timeout = self._timeout
+            config.negative_timeout = min(self._timeout, NEGATIVE_TIMEOUT)
+            config.use_ino = 1
+        if conn is not None:
+            conn.max_background = READERS
+            conn.want &= ~ASYNC_DIO
+        self.kernel_cache.start()
+        self._on_init()
+
+    def init(self, _path: str) -> None:
+        """libfuse 2."""
+        self._on_init()
+
+    def destroy(self, _path: str) -> None:
+        self.kernel_cache.stop()
+        self._on_destroy()
+
+    # -- names and attributes ------------------------------------------------------------------------------
+
+    @callback
+    def getattr(self, path: str, _fi: Any = None) -> dict[str, int]:
+        path = paths.from_kernel(path)
+        if is_control(path):
+            return _stat(self._control.getattr(path, uid=self._owner.uid, gid=self._owner.gid))
+        return _stat(self._tree.getattr(path))
+
+    @callback
+    def opendir(self, _path: str) -> int:
+        with self._lock:
+            fh = next(self._next)
+            self._directories[fh] = []
+        return fh
+
+    @callback
+    def releasedir(self, _path: str, fh: int) -> int:
+        with self._lock:
+            self._directories.pop(fh, None)
+        return 0
+
+    @callback
+    def readdir(self, path: str, _fh: int) -> Iterator[tuple[str, dict[str, int], int]]:
+        """Names with their type and number only, for the binding of libfuse 2."""
+        return iter([(name, {"st_mode": mode, "st_ino": ino}, 0) for name, mode, ino, _ in self._entries(path)])
+
+    @callback
+    def entries(self, path: str, fh: int, offset: int) -> list[Dirent]:
+        """All of a directory, as it was when the handle was last at the beginning: an offset is an index."""
+        if offset == 0:
+            found = self._entries(path)
+            with self._lock:
+                self._directories[fh] = found
+            return found
+        with self._lock:
+            return self._directories.get(fh, [])
+
+    def _entries(self, path: str) -> list[Dirent]:
+        path = paths.from_kernel(path)
+        folder = stat.S_IFDIR
+        found: list[Dirent] = [
+            (".", folder, path_ino(path), None),
+            ("..", folder, path_ino(paths.parent(path)), None),
+        ]
+        if is_control(path):
+            found += [(name, mode, ino, None) for name, mode, ino in self._control.readdir(path)]
+        else:
+            found += [(name, attr.mode, attr.ino, attr) for name, attr in self._tree.readdir(path)]
+            if path == paths.ROOT:
+                found += [(name, folder, path_ino(name), None) for name in TOP_NAMES]
+        return found
+
+    @callback
+    def readlink(self, path: str) -> str:
+        path = paths.from_kernel(path)
+        if is_control(path):
+            return self._control.readlink(path)
+        raise Invalid(f"/{path} is no link")
+
+    @callback
+    def chmod(self, path: str, mode: int) -> int:
+        self._tree.set_attr(_stored_path(path), perm=mode & 0o7777)
+        return 0
+
+    @callback
+    def chown(self, path: str, uid: int, gid: int) -> int:
+        given = {"uid": uid, "gid": gid}
+        self._tree.set_attr(_stored_path(path), **{name: value for name, value in given.items() if value != -1})
+        return 0
+
+    @callback
+    def utimens(self, path: str, times: tuple[int, int] | None = None) -> int:
+        path = paths.from_kernel(path)
+        if is_control(path):
+            return 0  # `touch` of a control file does nothing
+        now = self._tree.now_ns()
+        changes: dict[str, int] = {}
+        for name, value in zip(("atime_ns", "mtime_ns"), times or (UTIME_NOW, UTIME_NOW), strict=True):
+            if value != UTIME_OMIT:
+                changes[name] = now if value == UTIME_NOW else value
+        self._tree.set_attr(path, **changes)
+        return 0
+
+    @callback
+    def statfs(self, _path: str) -> dict[str, int]:
+        used, room = self._usage()
+        block = 4096
+        return {
+            "f_bsize": block,
+            "f_frsize": block,
+            "f_blocks": (used + room) // block,
+            "f_bfree": room // block,
+            "f_bavail": room // block,
+            "f_namemax": paths.NAME_MAX,
+        }
+
+    @callback
+    def mkdir(self, path: str, mode: int) -> int:
+        changes.mkdir(self._tree, _new_path(path), mode & 0o7777)
+        return 0
+
+    @callback
+    def rmdir(self, path: str) -> int:
+        changes.rmdir(self._tree, _stored_path(path))
+        return 0
+
+    @callback
+    def unlink(self, path: str) -> int:
+        changes.unlink(self._tree, _stored_path(path))
+        return 0
+
+    @callback
+    def rename(self, old: str, new: str, flags: int = 0) -> int:
+        if flags & ~RENAME_NOREPLACE:
+            raise Invalid("RENAME_EXCHANGE and RENAME_WHITEOUT are not offered")
+        replace_target = not flags & RENAME_NOREPLACE
+        rename(self._tree, _stored_path(old), _new_path(new), replace_target=replace_target)
+        return 0
+
+    @callback
+    def symlink(self, _target: str, _source: str) -> int:
+        raise NotSupported("the service stores no links")
+
+    @callback
+    def link(self, _target: str, _source: str) -> int:
+        raise NotSupported("the service stores no links")
+
+    @callback
+    def mknod(self, path: str, mode: int, _dev: int) -> int:
+        if mode & 0o170000 not in (0, 0o100000):
+            raise NotSupported("the service stores files only")
+        fh = self._handles.create(_new_path(path), mode & 0o7777, os.O_WRONLY)
+        self._handles.flush(fh)
+        self._handles.release(fh)
+        return 0
+
+    # -- open files ----------------------------------------------------------------------------------------
+
+    @callback
+    def open(self, path: str, fi: Any) -> int:
+        path = paths.from_kernel(path)
+        if is_control(path):
+            fi.fh = self._control.open(path, fi.flags)
+            fi.direct_io = 1  # its size may change without the kernel's knowledge
+            self.kernel_cache.follow()
+        else:
+            fi.fh = self._handles.open(path, fi.flags)
+            # the kernel has one page cache per path: an older version's pages must not get into this handle
+            fi.direct_io = int(self._handles.is_mixed(fi.fh))
+            fi.keep_cache = int(self._pages_hold(path, self._handles.identity(fi.fh)))
+        return 0
+
+    @callback
+    def create(self, path: str, mode: int, fi: Any) -> int:
+        path = _new_path(path)
+        fi.fh = self._handles.create(path, mode & 0o7777, fi.flags)
+        self._pages_hold(path, self._handles.identity(fi.fh))
+        return 0
+
+    def _pages_hold(self, path: str, identity: int | None) -> bool:
+        """Whether the kernel's pages are those of this content; from this open on they are."""
+        with self._lock:
+            before = self._pages.pop(path, None)
+            self._pages[path] = identity
+            if len(self._pages) > REMEMBERED:
+                del self._pages[next(iter(self._pages))]
+        return identity is not None and identity == before
+
+    @callback
+    def read(self, _path: str, size: int, offset: int, fi: Any) -> bytes:
+        if fi.fh < FIRST_HANDLE:
+            return self._handles.read(fi.fh, size, offset, _interrupted)
+        return self._control.read(fi.fh, size, offset)
+
+    @callback
+    def write(self, _path: str, data: bytes, offset: int, fi: Any) -> int:
+        if fi.fh < FIRST_HANDLE:
+            return self._handles.write(fi.fh, data, offset)
+        self._control.write(fi.fh, data)
+        return len(data)
+
+    @callback
+    def truncate(self, path: str, length: int, fi: Any = None) -> int:
+        path = paths.from_kernel(path)
+        if is_control(path):
+            return 0  # what `>` does before it writes
+        if fi is not None:
+            self._handles.truncate(fi.fh, length)
+        else:
+            self._handles.truncate_path(path, length)
+        return 0
+
+    @callback
+    def fallocate(self, _path: str, mode: int, offset: int, length: int, fi: Any) -> int:
+        if mode & ~FALLOC_FL_KEEP_SIZE or fi.fh >= FIRST_HANDLE:
+            raise NotSupported("only plain allocation is offered")
+        self._handles.allocate(fi.fh, offset, length, keep_size=bool(mode & FALLOC_FL_KEEP_SIZE))
+        return 0
+
+    @callback
+    def flush(self, _path: str, fi: Any) -> int:
+        if fi.fh < FIRST_HANDLE:
+            self._handles.flush(fi.fh)
+        return 0
+
+    @callback
+    def fsync(self, _path: str, _datasync: int, fi: Any) -> int:
+        if fi.fh < FIRST_HANDLE:
+            self._handles.fsync(fi.fh)
+        return 0
+
+    @callback
+    def fsyncdir(self, _path: str, _datasync: int, _fh: int) -> int:
+        self._handles.sync()
+        return 0
+
+    @callback
+    def release(self, _path: str, fi: Any) -> int:
+        if fi.fh < FIRST_HANDLE:
+            self._handles.release(fi.fh)
+        else:
+            self._control.release(fi.fh)
+        return 0
+
+
+def _interrupted() -> bool:
+    """Whether the caller of this thread's callback was sent a signal and waits no longer (fuse.h)."""
+    return bool(_ask_interrupted())
+
+
+_ask_interrupted: Callable[[], int] = getattr(getattr(binding, "_libfuse", None), "fuse_interrupted", lambda: 0)
+
+
+def _stored_path(path: str) -> str:
+    """The path of something that may be changed or removed. Raises NotPermitted for virtual files."""
+    path = paths.from_kernel(path)
+    if is_control(path):
+        raise NotPermitted(f"/{path} belongs to the mount")
+    return path
+
+
+def _new_path(path: str) -> str:
+    """The same for a name to be made."""
+    path = _stored_path(path)
+    if paths.name(path).startswith(REFUSED_PREFIX):
+        raise NotPermitted("there is no trash here: deleted is deleted")
+    return path
+
+
+def _stat(attr: Attr) -> dict[str, int]:
+    return {
+        "st_ino": attr.ino,
+        "st_mode": attr.mode,
+        "st_nlink": attr.nlink,
+        "st_size": attr.size,
+        "st_blocks": -(-attr.size // BLOCK),
+        "st_blksize": BLOCK_SIZE,
+        "st_uid": attr.uid,
+        "st_gid": attr.gid,
+        "st_atime": attr.atime_ns,
+        "st_mtime": attr.mtime_ns,
+        "st_ctime": attr.ctime_ns,
+    }
+
+
+def _fill(status: Any, attr: Attr) -> None:
+    """A C struct stat."""
+    status.st_ino, status.st_mode, status.st_nlink = attr.ino, attr.mode, attr.nlink
+    status.st_size, status.st_blocks, status.st_blksize = attr.size, -(-attr.size // BLOCK), BLOCK_SIZE
+    status.st_uid, status.st_gid = attr.uid, attr.gid
+    for spec, nanoseconds in (
+        (status.st_atimespec, attr.atime_ns),
+        (status.st_mtimespec, attr.mtime_ns),
+        (status.st_ctimespec, attr.ctime_ns),
+    ):
+        spec.tv_sec, spec.tv_nsec = divmod(nanoseconds, 10**9)
+
+
+class KernelCache:
+    """Takes back what the kernel has cached: attributes and pages, by `fuse_invalidate_path` (libfuse 3.2).
+
+    The call may wait for a page that a callback is reading, so it is made by a thread of its own, with no lock held.
+    Virtual files that are followed are taken back every second: they grow without the kernel's knowledge.
+    """
+
+    def __init__(self, followed: Callable[[], set[str]]) -> None:
+        self._followed = followed
+        self._changed = threading.Condition()  # protects the two below; a leaf
+        self._paths: set[str] = set()
+        self._running = False
+        self._fuse: ctypes.c_void_p | None = None
+        self._library: Any = getattr(binding, "_libfuse", None)
+
+    def start(self) -> None:
+        """Called from `init`, where libfuse's context is that of this mount."""
+        if not hasattr(self._library, "fuse_invalidate_path"):
+            return  # libfuse 2: the timeouts alone bound what is stale
+        self._library.fuse_get_context.restype = ctypes.POINTER(binding.fuse_context)
+        self._fuse = ctypes.c_void_p(self._library.fuse_get_context().contents.fuse)
+        self._running = True
+        threading.Thread(target=self._work, name="kernel-cache", daemon=True).start()
+
+    def stop(self) -> None:
+        with self._changed:
+            self._running = False
+            self._changed.notify()
+
+    def follow(self) -> None:
+        """A file that grows has been opened."""
+        with self._changed:
+            self._changed.notify()
+
+    def invalidate(self, path: str) -> None:
+        """The path's attributes, and its data if it is a file, have changed on the service."""
+        with self._changed:
+            if self._running:
+                self._paths.add(path)
+                self._changed.notify()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                if self._running and not self._paths:
+                    self._changed.wait(FOLLOW_EVERY if self._followed() else None)
+                if not self._running:
+                    return
+                batch, self._paths = self._paths, set()
+            for path in batch or self._followed():
+                self._library.fuse_invalidate_path(self._fuse, f"/{path}".encode("utf-8", "surrogateescape"))
+
+
+class _Fuse(binding.FUSE):  # type: ignore[misc]  # the fallback binding has no types
+    """The binding with three of its holes mended: rename's flags, truncate's handle, readdirplus (libfuse 3)."""
+
+    def readdir_fuse_3(self, path: bytes, buffer: Any, filler: Any, offset: int, fip: Any, flags: int) -> int:
+        """With readdirplus the kernel gets the attributes along with the names, and need not ask for them.
+
+        libfuse passes them on only if each entry comes with the offset of the next.
+        """
+        status = binding.c_stat()
+        plus = FILL_DIR_PLUS if flags & READDIR_PLUS else 0
+        entries = self.operations.entries(self._text(path), fip.contents.fh, offset)
+        for following, (name, mode, ino, attr) in enumerate(entries[offset:], offset + 1):
+            if attr is None:
+                status.st_mode, status.st_ino = mode, ino
+            else:
+                _fill(status, attr)
+            encoded = name.encode(self.encoding, self.errors)
+            if filler(buffer, encoded, status, following, plus if attr else 0):
+                break
+        return 0
+
+    def rename_fuse_3(self, old: bytes, new: bytes, flags: int) -> int:
+        return int(self.operations.rename(self._text(old), self._text(new), flags))
+
+    def truncate_fuse_3(self, path: bytes, length: int, fip: Any) -> int:
+        fi = fip.contents if fip else None
+        return int(self.operations.truncate(self._text(path), length, fi))
+
+    def _text(self, path: bytes) -> str:
+        return path.decode(self.encoding, self.errors)
+
+
+def serve(operations: Operations, mountpoint: str, *, options: dict[str, str | bool]) -> None:
+    """Mount and serve until unmounted, in this thread. Raises RuntimeError if libfuse refuses."""
+    if library_version() >= (3, 12):
+        options = {**options, "max_threads": str(THREADS)}
+    _Fuse(operations, mountpoint, raw_fi=True, encoding="utf-8", foreground=True, **options)
+
+
+def library_version() -> tuple[int, int]:
+    """Of the libfuse in use."""
+    return (
+        int(getattr(binding, "fuse_version_major", 2)),
+        int(getattr(binding, "fuse_version_minor", 9)),
+    )

@@ -1,0 +1,182 @@
+"""What was done here and lies over the listings, and the rules by which a listing retires it.
+
+    readdir = listing - tombstones + inodes with local truth          (design.md, invariant 3)
+
+An item leaves the overlay on evidence, never because time has passed: an upload when a listing shows its size and
+a newer version, a tombstone when a listing asked for after the delete no longer shows what was deleted.
+
+Threading: none of its own; everything here is guarded by Tree.lock.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+
+from cloudsimfs import paths
+from cloudsimfs.inode import Gone, Inode, WriteState
+from cloudsimfs.service.model import Entry
+
+Item = Inode | Gone
+
+# Names that editors and desktops drop: they stay here and are never uploaded (design.md section 3).
+LOCAL_NAMES = re.compile(
+    r"\..*\.sw.|4913|.*~|\.goutputstream-.*|\.fuse_hidden.*|\.~lock\..*#|\._.*|\.DS_Store|Thumbs\.db",
+    re.DOTALL,
+)
+HIDDEN_PREFIX = ".fuse_hidden"  # libfuse's name for what was unlinked while open
+
+SECOND_NS = 1_000_000_000  # nanoseconds; the unit of the service's times
+LATE_DELETES = 60.0  # seconds; a listing asked for so long after a delete shows what is there
+LATE_UPLOADS = 900.0  # seconds; the same for an upload ("some minutes", service-observed.md)
+CLOCK_SLACK_NS = 2_000_000_000  # nanoseconds by which a time of whole seconds may lag behind the store's clock
+
+
+def is_local_name(name: str) -> bool:
+    return LOCAL_NAMES.fullmatch(name) is not None
+
+
+class Overlay:
+    """Items by directory and name."""
+
+    def __init__(self) -> None:
+        self._directories: dict[str, dict[str, Item]] = {}
+
+    def get(self, path: str) -> Item | None:
+        directory, name = paths.split(path)
+        return self._directories.get(directory, {}).get(name)
+
+    def put(self, path: str, item: Item) -> None:
+        directory, name = paths.split(path)
+        self._directories.setdefault(directory, {})[name] = item
+
+    def pop(self, path: str) -> Item | None:
+        directory, name = paths.split(path)
+        names = self._directories.get(directory)
+        if names is None:
+            return None
+        item = names.pop(name, None)
+        if not names:
+            del self._directories[directory]
+        return item
+
+    def inside(self, directory: str) -> Mapping[str, Item]:
+        return self._directories.get(directory, {})
+
+    def below(self, folder: str) -> list[tuple[str, Item]]:
+        """Every (path, item) inside `folder`, at any depth."""
+        return [
+            (paths.join(directory, name), item)
+            for directory, names in self._directories.items()
+            if paths.is_below(directory, folder)
+            for name, item in names.items()
+        ]
+
+    def inodes(self) -> Iterator[Inode]:
+        for names in self._directories.values():
+            for item in names.values():
+                if isinstance(item, Inode):
+                    yield item
+
+    def merge(self, directory: str, names: Mapping[str, Entry]) -> Iterator[tuple[str, Entry | Inode]]:
+        """What a reader of the directory sees."""
+        local = self.inside(directory)
+        for name, entry in names.items():
+            if name not in local:
+                yield name, entry
+        for name, item in local.items():
+            if isinstance(item, Inode):
+                yield name, item
+        for name in self._implied(directory) - local.keys() - names.keys():
+            yield name, unknown_folder(paths.join(directory, name))
+
+    def implies(self, path: str) -> bool:
+        """Whether the folder is there because something of ours is in it, whatever the service lists."""
+        directory, name = paths.split(path)
+        return name in self._implied(directory)
+
+    def _implied(self, directory: str) -> set[str]:
+        """The names in a directory that lead to inodes deeper down."""
+        start = len(directory) + 1 if directory else 0
+        return {
+            below[start:].partition("/")[0]
+            for below, names in self._directories.items()
+            if below != directory
+            and paths.is_below(below, directory)
+            and any(isinstance(item, Inode) for item in names.values())
+        }
+
+    def reconcile(
+        self,
+        directory: str,
+        names: Mapping[str, Entry],
+        asked_at: float,
+        retire: Callable[[Item, Entry | None], None],
+    ) -> None:
+        """A listing has come: hand every item it settles to `retire`, with what is listed instead.
+
+        `asked_at` is monotonic seconds, as are `Gone.done_at` and `Inode.stored_at`.
+        """
+        for name, item in list(self.inside(directory).items()):
+            entry = names.get(name)
+            if isinstance(item, Gone):
+                if item.is_dir and item.entry is not None and not item.entry.id and entry is not None:
+                    item.entry = entry  # made here and stored since: this is the id it had
+                if gone_is_settled(item, entry, asked_at):
+                    retire(item, entry)
+            elif item.is_dir:
+                item.entry = entry if entry is not None and entry.is_dir else None
+                if item.entry is not None and not self.inside(item.path):
+                    retire(item, entry)  # a folder made here has become real, and holds what it held
+            elif inode_is_settled(item, entry, asked_at):
+                retire(item, entry)
+
+
+def unknown_folder(path: str) -> Entry:
+    """A folder that the service may have; its id is found when it is needed."""
+    directory, name = paths.split(path)
+    return Entry(0, directory, name, is_dir=True)
+
+
+def gone_is_settled(gone: Gone, entry: Entry | None, asked_at: float) -> bool:
+    """Whether a listing that shows `entry` under the tombstone's name ends it."""
+    if entry is None:
+        return gone.done
+    if gone.entry is None:
+        return gone.done  # it was looked for then, and nothing was there
+    if gone.is_dir:  # others may have made it anew, and a path may keep its id
+        return entry.id != gone.entry.id or (gone.done and asked_at > gone.done_at + LATE_DELETES)
+    # a later version is somebody else's new file; the deleted one may be listed for a while
+    return entry.version != gone.entry.version and gone.done
+
+
+def inode_is_settled(inode: Inode, entry: Entry | None, asked_at: float) -> bool:
+    """Whether a listing that shows `entry` under the inode's name is now the truth."""
+    with inode.lock:
+        if inode.local_only or inode.writers:
+            return False
+        if inode.state is WriteState.CLEAN:  # open for reading: the handle keeps its version
+            return entry is None or inode.entry is None or entry.version != inode.entry.version
+        if inode.state is not WriteState.STORED:
+            return False
+        if entry is None:  # listed late, or others have removed it since
+            return asked_at > inode.stored_at + LATE_UPLOADS
+        if entry.is_dir:
+            return False
+        if inode.entry is not None and entry.version == inode.entry.version:
+            # what was there before; or ours, stored in the same second with the same size, and the two look alike
+            return is_ours(inode, entry) and (entry.mtime_ns or 0) > (inode.stored_ns or 0) - SECOND_NS
+        # another size: either an older state shown late, or somebody wrote after us
+        return entry.size == inode.size or is_newer(inode, entry)
+
+
+def is_newer(inode: Inode, entry: Entry) -> bool:
+    """Whether an entry is of a time after our upload, by the store's clock."""
+    stored, listed = inode.stored_ns, entry.mtime_ns
+    return stored is not None and listed is not None and listed > stored + CLOCK_SLACK_NS
+
+
+def is_ours(inode: Inode, entry: Entry) -> bool:
+    """Whether a listed entry is surely what we uploaded last, so that its bytes need not be fetched."""
+    known = inode.stored_ns is not None and entry.mtime_ns is not None
+    return known and entry.size == inode.size and not is_newer(inode, entry)

@@ -1,0 +1,171 @@
+"""Renames: of what is only here, a change of name; of what is stored, an upload under the new name, then a delete.
+
+The service has no rename (service-observed.md, "Behaviour"). Locally both are atomic: one step under Tree.lock,
+one journal transaction.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cloudsimfs import paths
+from cloudsimfs.changes import listed_folder, rmdir, unknown_file
+from cloudsimfs.errors import Exists, Invalid, IsDirectory, NotDirectory, NotEmpty, NotFound, WrongState
+from cloudsimfs.inode import Gone, Inode, WriteState
+from cloudsimfs.overlay import HIDDEN_PREFIX, is_local_name
+from cloudsimfs.service.model import Entry
+from cloudsimfs.tree import Node, Tree, is_dir
+
+
+def rename(tree: Tree, old: str, new: str, *, replace_target: bool = True) -> None:
+    """rename(2). Raises Exists with `replace_target` off (RENAME_NOREPLACE), and what the man page lists."""
+    if paths.ROOT in (old, new):
+        raise WrongState("the root of the mount cannot be renamed")
+    paths.check_new_name(new)
+    source = tree.lookup(old)
+    target = _lookup_or_none(tree, new)
+    if target is not None and not replace_target:
+        raise Exists(f"/{new}")
+    if old == new:
+        return
+    if is_dir(source):
+        if paths.is_below(new, old):
+            raise Invalid(f"/{old} cannot be moved into itself")
+        _check_folder_target(tree, new, target)
+        _rename_folder(tree, old, new, source)
+    else:
+        if target is not None and is_dir(target):
+            raise IsDirectory(f"/{new}")
+        above = tree.listing(paths.parent(old))
+        with tree.lock, tree.journal.transaction():
+            inode = tree.inode_of(old, source)
+            gone = _move_file(tree, inode, new, target)
+            if gone is not None:
+                tree.entomb(gone, after=_awaited(inode))
+            tree.keep_folder(paths.parent(old), above)
+
+
+def _awaited(inode: Inode) -> set[Inode]:
+    """What the delete of a renamed file's old name waits for.
+
+    The new name's upload; nothing if it stays local (its bytes are fetched before the delete). What was unlinked
+    while open goes when its last handle does, so that readers can go on.
+    """
+    hidden = paths.name(inode.path).startswith(HIDDEN_PREFIX)
+    return {inode} if hidden or not inode.local_only else set()
+
+
+def _lookup_or_none(tree: Tree, path: str) -> Node | None:
+    try:
+        return tree.lookup(path)
+    except NotFound:
+        return None
+
+
+def _check_folder_target(tree: Tree, new: str, target: Node | None) -> None:
+    if target is None:
+        return
+    if not is_dir(target):
+        raise NotDirectory(f"/{new}")
+    if tree.readdir(new):
+        raise NotEmpty(f"/{new}")
+    rmdir(tree, new)
+
+
+def _move_file(tree: Tree, inode: Inode, new: str, target: Node | None) -> Gone | None:
+    """Give a file its new name. Returns the tombstone its old name needs, if the service may know it.
+
+    The caller holds the lock and is in a transaction.
+    """
+    old = inode.path
+    base, uploaded = _replace_target(tree, new, target)
+    tree.overlay.pop(old)
+    with inode.lock:
+        gone = tree.tombstone(inode)
+        content = tree.content_of(inode)
+        tree.datacache.disown(content)
+        if not paths.name(new).startswith(HIDDEN_PREFIX):
+            tree.writeback.add_source(content)
+        before = tree.attr(old, inode)
+        inode.attr = replace(inode.attr, ino=before.ino, mtime_ns=before.mtime_ns, version=None)
+        was_open_dirty = inode.state is WriteState.DIRTY
+        if not was_open_dirty:
+            inode.change()
+        inode.path, inode.entry, inode.uploaded = new, base, uploaded
+        inode.local_only = is_local_name(paths.name(new))
+        tree.overlay.put(new, inode)
+        tree.touch(paths.parent(new))
+        tree.forget_attr(old)
+        tree.keep_attr(new, inode.attr)
+        if was_open_dirty:
+            tree.journal.save_file(tree.writeback.row(inode, "closed" if inode.committed else "open"))
+        else:
+            tree.writeback.commit(inode)
+            inode.move("close")
+            tree.writeback.enqueue(inode)
+        if inode.local_only:
+            tree.writeback.release_deletes(inode)  # no upload will come
+    return gone
+
+
+def _replace_target(tree: Tree, new: str, target: Node | None) -> tuple[Entry | None, bool]:
+    """Take what has the new name away. Returns what is known to be stored there, and whether more may be."""
+    replaced = tree.overlay.get(new)
+    if isinstance(replaced, Inode):
+        tree.overlay.pop(new)
+        tree.detach(replaced)
+        return replaced.entry, replaced.uploaded
+    if replaced is not None:
+        return tree.claim_name(new, folder=False)
+    return (target.entry if isinstance(target, Inode) else target), False
+
+
+def _rename_folder(tree: Tree, old: str, new: str, source: Node) -> None:
+    """File by file here, one folder delete on the service when all are stored under the new name."""
+    folders, files = _subtree(tree, old, source)
+    above = tree.listing(paths.parent(old))
+    with tree.lock, tree.journal.transaction():
+        inodes = [tree.inode_of(path, node) for path, node in files]  # may raise: before anything is changed
+        tree.claim_name(new, folder=True)
+        entry = listed_folder(old, source, above)
+        gone = Gone(old, entry, is_dir=True)
+        gone.since = tree.monotonic()
+        for inode in inodes:
+            path = inode.path
+            tombstone = _move_file(tree, inode, paths.rebase(path, old, new), None)
+            if tombstone is None:
+                continue
+            if entry is not None:
+                gone.below.append(tombstone.entry or unknown_file(path))
+            else:
+                tree.entomb(tombstone, after=_awaited(inode))
+        for path, node in folders:
+            _move_folder(tree, path, paths.rebase(path, old, new), node)
+        if entry is not None:
+            tree.entomb(gone, after={inode for moved in inodes for inode in _awaited(moved)})
+        tree.keep_folder(paths.parent(old), above)
+
+
+def _subtree(tree: Tree, top: str, node: Node) -> tuple[list[tuple[str, Node]], list[tuple[str, Node]]]:
+    """All folders (the top first) and all files below. Fetches listings; called without locks."""
+    folders: list[tuple[str, Node]] = [(top, node)]
+    files: list[tuple[str, Node]] = []
+    for directory, _ in folders:
+        for name, _attr in tree.readdir(directory, hidden=True):
+            path = paths.join(directory, name)
+            found = tree.lookup(path)
+            (folders if is_dir(found) else files).append((path, found))
+    return folders, files
+
+
+def _move_folder(tree: Tree, old: str, new: str, node: Node) -> None:
+    """Make the folder under its new name, here only. The caller holds the lock and is in a transaction."""
+    before = tree.attr(old, node)
+    attr = replace(tree.local_attr(old, node), ino=before.ino, mtime_ns=before.mtime_ns)
+    tree.overlay.pop(old)
+    tree.journal.drop_folder(old)
+    tree.forget_attr(old)
+    tree.overlay.put(new, Inode(new, is_dir=True, entry=None, attr=attr))
+    tree.touch(paths.parent(new))
+    tree.journal.save_folder(new)
+    tree.keep_attr(new, attr)

@@ -1,0 +1,468 @@
+"""The namespace: listings with the local overlay on top; lookup, readdir, attributes, open and close.
+
+What changes names is in `changes` and `rename`.
+
+Lock order: Tree.lock > Inode.lock > Content.lock > WorkQueue.lock > Journal.lock, taken left to right only.
+`Tree.lock` protects the overlay, the local attributes and the fields of inodes marked so; no listing is fetched under
+it: a method first gets the listing, then takes the lock and looks again.
+"""
+
+from __future__ import annotations
+
+import logging
+import stat
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from cloudsimfs import paths
+from cloudsimfs.attrs import LocalAttr, LocalAttrs
+from cloudsimfs.clock import Clock
+from cloudsimfs.content import Content
+from cloudsimfs.datacache import DataCache
+from cloudsimfs.dcache import DCache, Listing
+from cloudsimfs.errors import IsDirectory, NotDirectory, NotFound, ServiceError
+from cloudsimfs.inode import Attr, Gone, Inode, WriteState
+from cloudsimfs.journal import Journal
+from cloudsimfs.overlay import HIDDEN_PREFIX, Item, Overlay, is_ours, unknown_folder
+from cloudsimfs.service.model import Entry
+from cloudsimfs.writeback import Writeback
+
+log = logging.getLogger(__name__)
+
+Node = Inode | Entry
+REMOVAL_AGE = 60.0  # seconds; how old the listings may be on which the delete of a whole folder is based
+ROOT_ENTRY = Entry(0, paths.ROOT, paths.ROOT, is_dir=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Whose the files are and what their permission bits leave out."""
+
+    uid: int
+    gid: int
+    umask: int
+
+
+class Tree:
+    def __init__(
+        self,
+        dcache: DCache,
+        datacache: DataCache,
+        writeback: Writeback,
+        journal: Journal,
+        *,
+        owner: Owner,
+        clock: Clock,
+    ) -> None:
+        self.lock = threading.RLock()
+        self.overlay = Overlay()  # guarded by lock
+        self.attrs = LocalAttrs(journal.attrs())  # guarded by lock
+        self.dcache = dcache
+        self.datacache = datacache
+        self.writeback = writeback
+        self.journal = journal
+        self._owner = owner
+        self._clock = clock
+        self._born_ns = self.now_ns()
+        self._touched: dict[str, int] = {}  # when names in a directory last changed here, ns; guarded by lock
+        self._seen: dict[str, float] = {}  # asked_at of the last listing reconciled; guarded by lock
+
+    def monotonic(self) -> float:
+        return self._clock.monotonic()
+
+    def now_ns(self) -> int:
+        return int(self._clock.now() * 1e9)
+
+    # -- looking things up -------------------------------------------------------------------------------
+
+    def lookup(self, path: str) -> Node:
+        """The inode or entry of a path. Raises NotFound, or the ServiceError of a listing that cannot be had."""
+        if path == paths.ROOT:
+            return ROOT_ENTRY
+        with self.lock:
+            item = self.overlay.get(path)
+            if isinstance(item, Inode) and item.has_local_truth:
+                return item
+        directory, name = paths.split(path)
+        try:
+            names = self.listing(directory).names
+        except ServiceError:
+            if isinstance(item, Inode):
+                return item
+            raise
+        with self.lock:
+            item = self.overlay.get(path)
+            if isinstance(item, Inode):
+                return item
+            entry = names.get(name)
+            if entry is None and self.overlay.implies(path):
+                entry = unknown_folder(path)
+            if entry is None or isinstance(item, Gone):
+                raise NotFound(f"/{path}")
+            return entry
+
+    def listing(self, directory: str) -> Listing:
+        """What the service lists there; nothing, without a call, for a folder that only exists here."""
+        with self.lock:
+            item = self.overlay.get(directory)
+            if isinstance(item, Gone):
+                raise NotFound(f"/{directory}")
+            if isinstance(item, Inode) and item.is_dir and item.entry is None:
+                return Listing({}, 0.0)
+        try:
+            listing = self.dcache.listing(directory)
+        except NotFound:
+            if item is None and not self.overlay.implies(directory):
+                raise
+            return Listing({}, 0.0)  # made here, and the service does not show it yet
+        with self.lock:
+            if self._seen.get(directory) != listing.asked_at:
+                self._seen[directory] = listing.asked_at
+                self.overlay.reconcile(directory, listing.names, listing.asked_at, self._retire)
+        return listing
+
+    def readdir(self, path: str, *, hidden: bool = False) -> list[tuple[str, Attr]]:
+        """The names in a directory, with their attributes. Raises NotDirectory or as `lookup`.
+
+        With `hidden` also what was unlinked while open.
+        """
+        if not is_dir(self.lookup(path)):
+            raise NotDirectory(f"/{path}")
+        listing = self.listing(path)
+        self.dcache.was_read(path)
+        with self.lock:
+            return [
+                (name, self.attr(paths.join(path, name), node))
+                for name, node in self.overlay.merge(path, listing.names)
+                if hidden or not name.startswith(HIDDEN_PREFIX)
+            ]
+
+    def _retire(self, item: Item, entry: Entry | None) -> None:
+        """A listing settles an overlay item. The caller holds the lock."""
+        self.overlay.pop(item.path)
+        if isinstance(item, Gone):
+            self.journal.drop_gone(item.path)
+            return
+        if item.is_dir:
+            self.journal.drop_folder(item.path)
+            return
+        with item.lock:
+            if item.state is WriteState.STORED and item.attr.ino is not None:
+                with self.journal.transaction():
+                    self.journal.drop_file(item.attr.ino)
+                    self._confirm(item, entry)
+            same = entry is not None and item.entry is not None and entry.version == item.entry.version
+            if item.opens and item.state is WriteState.CLEAN and same:
+                self.overlay.put(item.path, item)  # still open: new opens share it
+
+    def _confirm(self, inode: Inode, entry: Entry | None) -> None:
+        """The service lists what we stored, or what others did after us; None: they removed it.
+
+        The caller holds both locks.
+        """
+        assert inode.content is not None
+        if entry is not None and is_ours(inode, entry):
+            self.datacache.adopt(entry, inode.content)
+            inode.attr.version = entry.version
+            self.keep_attr(inode.path, inode.attr)
+        else:
+            inode.unlinked = True
+            self._drop_content(inode)
+        inode.move("confirmed")
+        inode.entry, inode.uploaded = entry, False
+
+    def _drop_content(self, inode: Inode) -> None:
+        if inode.opens == 0:
+            for content in (inode.content, inode.superseded):
+                if content is not None:
+                    content.drop()
+
+    # -- attributes --------------------------------------------------------------------------------------
+
+    def getattr(self, path: str) -> Attr:
+        node = self.lookup(path)
+        with self.lock:
+            return self.attr(path, node)
+
+    def attr(self, path: str, node: Node) -> Attr:
+        entry = node.entry if isinstance(node, Inode) else node
+        local = node.attr if isinstance(node, Inode) else self.attrs.get(path)
+        folder = is_dir(node)
+        perm = (0o755 if folder else 0o644) & ~self._owner.umask
+        mtime = entry.mtime_ns if entry is not None and entry.mtime_ns is not None else self._born_ns
+        atime, uid, gid = mtime, self._owner.uid, self._owner.gid
+        ino = local.ino if local is not None and local.ino else self.attrs.ino(path)
+        if local is not None:
+            perm = perm if local.perm is None else local.perm
+            uid = uid if local.uid is None else local.uid
+            gid = gid if local.gid is None else local.gid
+            if folder or local.version is None or entry is None or local.version == entry.version:
+                mtime = mtime if local.mtime_ns is None else local.mtime_ns
+                atime = mtime if local.atime_ns is None else local.atime_ns
+        if folder:
+            mtime = max(mtime, self._touched.get(path, 0))
+        kind = stat.S_IFDIR if folder else stat.S_IFREG
+        return Attr(ino, kind | perm, 0 if folder else node.size, mtime, atime, mtime, uid, gid)
+
+    def set_attr(self, path: str, **changes: int) -> None:
+        """Keep `perm`, `uid`, `gid`, `mtime_ns`, `atime_ns` (those given) of a path here."""
+        node = self.lookup(path)
+        with self.lock:
+            local = replace(self.local_attr(path, node))
+            if {"mtime_ns", "atime_ns"} & changes.keys():
+                local.version = stored_version(node)
+            for name, value in changes.items():
+                setattr(local, name, value)
+            if isinstance(node, Inode):
+                with node.lock:
+                    node.attr = local
+            self.keep_attr(path, local)
+            if "mtime_ns" in changes:
+                self._touched.pop(path, None)
+
+    def local_attr(self, path: str, node: Node) -> LocalAttr:
+        """The attributes kept here for a path. The caller holds the lock."""
+        if isinstance(node, Inode):
+            return node.attr
+        return self.attrs.get(path) or LocalAttr()
+
+    # -- open and close ----------------------------------------------------------------------------------
+
+    def open(self, path: str, *, write: bool) -> Inode:
+        """The inode of a file, counted as open once more. Raises IsDirectory or as `lookup`."""
+        node = self.lookup(path)
+        if is_dir(node):
+            raise IsDirectory(f"/{path}")
+        with self.lock:
+            inode = self.inode_of(path, node)
+            self.pin(inode)  # may fail: before it counts as open
+            inode.opens += 1
+            inode.writers += write
+        return inode
+
+    def inode_of(self, path: str, node: Node | None) -> Inode:
+        """The one inode of a path. The caller holds the lock."""
+        item = self.overlay.get(path)
+        if isinstance(item, Inode):
+            return item
+        if isinstance(node, Inode):  # a listing has settled it meanwhile, or its last reader closed it
+            node = node.entry if not node.unlinked and node.entry is not None and node.path == path else None
+        if isinstance(item, Gone) or node is None:
+            raise NotFound(f"/{path}")  # it went while the listing was fetched
+        attr = replace(self.attrs.get(path) or LocalAttr(), ino=self.attrs.ino(path))
+        inode = Inode(path, is_dir=node.is_dir, entry=node, attr=attr)
+        self.overlay.put(path, inode)
+        return inode
+
+    def pin(self, inode: Inode) -> None:
+        """Have the content's backing file open. The caller holds the lock."""
+        with inode.lock:
+            if not inode.pinned:
+                self.content_of(inode).acquire()
+                inode.pinned = True
+
+    def content_of(self, inode: Inode) -> Content:
+        """The inode's content. The caller holds the inode's lock."""
+        if inode.content is None:
+            assert inode.entry is not None
+            inode.content = self.datacache.for_entry(inode.entry)
+        return inode.content
+
+    def close(self, inode: Inode, *, write: bool) -> None:
+        """One handle less. After the last one that could write, what it wrote is queued for upload.
+
+        One step under the lock: who opens the file next finds it dirty with a writer, or queued, never in between.
+        """
+        with self.lock:
+            inode.opens -= 1
+            inode.writers -= write
+            if write and inode.writers == 0:
+                with inode.lock:
+                    if inode.state is WriteState.DIRTY and not inode.unlinked:
+                        self.writeback.commit(inode)
+                        inode.move("close")
+                        self.writeback.enqueue(inode)
+            if inode.opens == 0:
+                with inode.lock:
+                    if inode.pinned and inode.content is not None:
+                        inode.content.release()
+                    inode.pinned = False
+                    if inode.unlinked:
+                        self._drop_content(inode)
+                    elif not inode.has_local_truth and self.overlay.get(inode.path) is inode:
+                        self.overlay.pop(inode.path)
+
+    def half_written(self) -> list[str]:
+        """Files that were open for writing when the last daemon died: kept, and not uploaded."""
+        with self.lock:
+            dirty = [node for node in self.overlay.inodes() if node.state is WriteState.DIRTY]
+            return sorted(inode.path for inode in dirty if not inode.opens and not inode.is_dir)
+
+    def is_superseded(self, inode: Inode) -> bool:
+        """Whether a listing has shown another version under the path of a file that is open for reading."""
+        with self.lock:
+            return (
+                inode.state is WriteState.CLEAN and not inode.unlinked and self.overlay.get(inode.path) is not inode
+            )
+
+    # -- what changes need: all with the lock held ----------------------------------------------------------
+
+    def touch(self, directory: str) -> None:
+        """Names in a directory have changed: so does its mtime."""
+        self._touched[directory] = self.now_ns()
+
+    def forget_attr(self, path: str) -> None:
+        self.attrs.pop(path)
+        self.journal.drop_attr(path)
+
+    def keep_attr(self, path: str, attr: LocalAttr) -> None:
+        self.attrs.put(path, attr)
+        self.journal.save_attr(path, attr)
+
+    def entomb(self, gone: Gone, *, after: Iterable[Inode] = ()) -> None:
+        """Hide a name and have it deleted on the service."""
+        self.overlay.put(gone.path, gone)
+        self.writeback.delete(gone, after=after)
+
+    def tombstone(self, inode: Inode) -> Gone | None:
+        """What the inode's name needs when the inode leaves it; its upload is called off.
+
+        None if the service has nothing there.
+        """
+        with inode.lock:
+            begun = self.writeback.forget(inode)
+            if inode.uploaded:
+                gone = Gone(inode.path, None)
+                gone.since = None if begun else self.monotonic()
+                return gone
+            return None if inode.entry is None else Gone(inode.path, inode.entry)
+
+    def claim_name(self, path: str, *, folder: bool) -> tuple[Entry | None, bool]:
+        """Something is made under a name that was removed here before.
+
+        A file will overwrite what is stored there, so the pending delete is called off; a removed folder's delete
+        becomes one of its files each. A folder overwrites nothing: a file's delete goes on without its tombstone.
+        Returns what is known to be stored under the name, and whether more than that may be.
+        """
+        gone = self.overlay.get(path)
+        if not isinstance(gone, Gone):
+            return None, False
+        self.overlay.pop(path)
+        if folder and not gone.is_dir:
+            return None, False
+        begun = not self.writeback.undelete(gone)
+        self.journal.drop_gone(path)
+        self._hide_files(gone)
+        if gone.is_dir:
+            return None, False
+        return gone.entry, begun or gone.entry is None
+
+    def _hide_files(self, gone: Gone) -> None:
+        """What was in a removed folder is removed file by file; if that is done, it only stays hidden."""
+        for entry in gone.below:
+            removed = Gone(entry.path, entry if entry.id else None)
+            if gone.done:
+                removed.finish(self.monotonic())
+                self.overlay.put(entry.path, removed)
+                self.writeback.save_gone(removed)
+            else:
+                self.entomb(removed, after=gone.after)
+            self._hide_folders(entry.path, below=gone.path)
+
+    def _hide_folders(self, path: str, *, below: str) -> None:
+        """The removed folders between a removed file and `below` stay hidden until the service has forgotten them."""
+        folder = paths.parent(path)
+        while folder != below and self.overlay.get(folder) is None:
+            gone = Gone(folder, unknown_folder(folder), is_dir=True)
+            gone.finish(self.monotonic())
+            self.overlay.put(folder, gone)
+            self.writeback.save_gone(gone)
+            folder = paths.parent(folder)
+
+    def detach(self, inode: Inode) -> None:
+        """The inode, taken from the overlay, has no name any more."""
+        with inode.lock:
+            inode.unlinked = True
+            self.writeback.removed(inode)
+            if inode.attr.ino is not None:
+                self.journal.drop_file(inode.attr.ino)
+            if inode.state is not WriteState.CLEAN:
+                self._drop_content(inode)
+
+    def keep_folder(self, path: str, listing: Listing) -> None:
+        """A folder that was just emptied stays, as on any filesystem, though the service forgets it."""
+        self.touch(path)
+        if path == paths.ROOT or isinstance(self.overlay.get(path), Inode):
+            return
+        hidden = len(self.overlay.inside(path))
+        if len(listing.names) > hidden or any(True for _ in self.overlay.merge(path, listing.names)):
+            return
+        attr = self.attrs.get(path) or LocalAttr(ino=self.attrs.ino(path), mtime_ns=self.now_ns())
+        self.overlay.put(path, Inode(path, is_dir=True, entry=unknown_folder(path), attr=attr))
+        self.journal.save_folder(path)
+
+    # -- what write-back asks and says ---------------------------------------------------------------------
+
+    def refresh(self, path: str) -> None:
+        """The listing that shows this path is known to be out of date."""
+        self.dcache.invalidate(paths.parent(path))
+
+    def stored(self, inode: Inode) -> None:
+        """A file is on the service now, and so are the folders above it: others may put files there too."""
+        with self.lock:
+            path = paths.parent(inode.path)
+            while path != paths.ROOT:
+                folder = self.overlay.get(path)
+                if isinstance(folder, Inode) and folder.is_dir and folder.entry is None:
+                    folder.entry = unknown_folder(path)
+                path = paths.parent(path)
+
+    def deleted(self, gone: Gone) -> None:
+        """The service has acknowledged a delete; its tombstone stays until a listing agrees."""
+        if not gone.is_dir:
+            return
+        self.dcache.forget(gone.path)
+        with self.lock, self.journal.transaction():
+            if gone.others_stay and self.overlay.get(gone.path) is gone:
+                self.overlay.pop(gone.path)
+                self.journal.drop_gone(gone.path)
+                self._hide_files(gone)
+
+    def find_entry(self, path: str, since: float) -> Entry | None:
+        """What is stored under a path, by a listing asked for after `since` (monotonic seconds)."""
+        return self.dcache.entry(path, since=since)
+
+    def only_holds(self, gone: Gone, since: float | None) -> bool:
+        """Whether a removed folder holds nothing but what was deleted here.
+
+        By listings asked for after `since` (monotonic seconds); None: by such as are not older than REMOVAL_AGE.
+        """
+        after = self.monotonic() - REMOVAL_AGE if since is None else since
+        ours = {entry.path: entry for entry in gone.below}
+
+        def was_removed(entry: Entry) -> bool:
+            removed = ours.get(entry.path)
+            return removed is not None and (not removed.id or removed.version == entry.version)
+
+        def check(directory: str) -> bool:
+            try:
+                names = self.dcache.listing(directory, since=after).names
+            except NotFound:
+                return True
+            return all(check(entry.path) if entry.is_dir else was_removed(entry) for entry in names.values())
+
+        return check(gone.path)
+
+
+def is_dir(node: Node) -> bool:
+    return node.is_dir
+
+
+def stored_version(node: Node) -> tuple[int, int, int] | None:
+    """The service's version that a node's times belong to; None while it is ours alone, and for folders."""
+    if isinstance(node, Inode):
+        entry = node.entry if node.state is WriteState.CLEAN else None
+    else:
+        entry = node
+    return None if entry is None or entry.is_dir else entry.version

@@ -1,0 +1,77 @@
+"""Recognising tree walkers (`find`, `du`, `cp -r`, a file manager that counts), and what to fetch for them.
+
+A walker reads a directory and at once asks for one inside it. Where one call lists everything (v1) that call is
+made; else the listings the walker will ask for next are fetched ahead of it.
+
+Threading: `_lock` protects all; a leaf.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from cloudsimfs import paths
+from cloudsimfs.clock import Clock
+
+GAP = 1.0  # seconds between reading a directory and asking for one inside; a person takes longer
+WINDOW = 8  # listings fetched ahead of a walker
+PAUSE = 10.0  # seconds in which everything is not fetched twice
+SLOW = 5.0  # seconds; an all-entries call that took longer is made for long walks only
+LONG_WALK = 20  # folders
+
+
+class Walks:
+    """`bulk`: whether the all-entries call may be used."""
+
+    def __init__(self, clock: Clock, *, bulk: bool) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._bulk = bulk
+        self._read_at: dict[str, float] = {}  # when a directory was last read, monotonic seconds
+        self._took = 0.0  # seconds of the last all-entries call
+        self._taken_at: float | None = None
+
+    def was_read(self, path: str) -> None:
+        now = self._clock.monotonic()
+        with self._lock:
+            if len(self._read_at) > 10_000:
+                self._read_at = {key: at for key, at in self._read_at.items() if now - at < GAP}
+            self._read_at[path] = now
+
+    def _is_walked(self, path: str) -> bool:
+        """Whether the directory above was read a moment ago."""
+        at = None if path == paths.ROOT else self._read_at.get(paths.parent(path))
+        return at is not None and self._clock.monotonic() - at < GAP
+
+    def wants_everything(self, path: str, siblings: Sequence[str]) -> bool:
+        """Whether to answer this miss by listing everything; `siblings` are the folders beside it."""
+        with self._lock:
+            if not self._bulk or not self._is_walked(path):
+                return False
+            if self._taken_at is not None and self._clock.monotonic() - self._taken_at < PAUSE:
+                return False
+            return len(siblings) >= (LONG_WALK if self._took > SLOW else 2)
+
+    def saves_pages(self) -> bool:
+        """Whether listing everything is the cheaper way to look at one folder now, where a listing has many pages."""
+        with self._lock:
+            return self._bulk and self._took <= SLOW
+
+    def took_everything(self, seconds: float) -> None:
+        with self._lock:
+            self._took, self._taken_at = seconds, self._clock.monotonic()
+
+    def failed(self, *, for_good: bool) -> None:
+        """The all-entries call was not answered; `for_good`: the service does not offer it."""
+        with self._lock:
+            self._bulk = self._bulk and not for_good
+            self._taken_at = self._clock.monotonic()
+
+    def ahead(self, path: str, siblings: Sequence[str], inside: Sequence[str]) -> list[str]:
+        """The directories a walker that reads `path` now will ask for next: those inside, then those after it."""
+        with self._lock:
+            if self._bulk or not self._is_walked(path):
+                return []
+        position = siblings.index(path) + 1 if path in siblings else len(siblings)
+        return [*inside[:WINDOW], *siblings[position : position + WINDOW]][:WINDOW]

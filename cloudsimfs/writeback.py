@@ -1,0 +1,415 @@
+"""Write-back: which uploads and deletes are pending, in what order, and what one of them does.
+
+It knows inodes, contents and the journal, and neither the tree nor the kernel. An upload is one PUT of one closed
+generation; a change calls it off (`Content.blocks` asks before every read). Order where it matters:
+
+  * a rename's delete is held until what was renamed is stored (`Gone.after`);
+  * before a path is overwritten or deleted, every content that still fetches from it is completed;
+  * the service's cache is deleted once after a burst (v2), not once per upload.
+
+Locks: the queue's lock (`WorkQueue.lock`, re-entrant) protects the tables here too. It comes after Inode.lock:
+callers may hold an inode's lock; jobs take an inode's lock only without it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+
+from cloudsimfs import paths
+from cloudsimfs.clock import Clock
+from cloudsimfs.content import Content
+from cloudsimfs.errors import Cancelled, NoSuchEntry, NotOffered, Refused, Stale, WrongState
+from cloudsimfs.inode import Gone, Inode, WriteState
+from cloudsimfs.journal import FileRow, GoneRow, Journal
+from cloudsimfs.service import Client, Urgency
+from cloudsimfs.service.model import Entry
+from cloudsimfs.syncer import Syncer
+from cloudsimfs.workqueue import Job, WorkQueue
+
+log = logging.getLogger(__name__)
+
+WORKERS = 8
+DELETE_HOLD = 2.0  # seconds a delete is held back, so that those of a whole folder can become one
+RELEASE_BOUND = 2.0  # seconds the kernel may take from close(2) to release
+# Seconds between looks for what was uploaded, removed, and is not listed yet (v1): ten minutes in all.
+LATE = (10.0, 20.0, 40.0, 80.0, 150.0, 300.0)
+CACHE_HOLD = 1.0  # seconds between looks whether a burst of uploads is over
+
+
+class Writeback:
+    """`delay` is seconds from the last close to the upload.
+
+    The four functions are called with no lock held. `find_entry(path, since)` looks for what is stored under a path
+    in a listing asked for after `since` (monotonic seconds); `may_delete_folder` says whether a folder holds nothing
+    but what was deleted here.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        journal: Journal,
+        syncer: Syncer,
+        *,
+        delay: float,
+        clock: Clock,
+        on_stored: Callable[[Inode], None],
+        on_deleted: Callable[[Gone], None],
+        find_entry: Callable[[str, float], Entry | None],
+        may_delete_folder: Callable[[Gone, float | None], bool],
+    ) -> None:
+        self._client = client
+        self._journal = journal
+        self._syncer = syncer
+        self._clock = clock
+        self._delay = delay
+        self._on_stored = on_stored
+        self._on_deleted = on_deleted
+        self._find_entry = find_entry
+        self._may_delete_folder = may_delete_folder
+        self.queue = WorkQueue(clock=clock, workers=WORKERS, name="writeback")
+        self._uploads: dict[Inode, Job] = {}  # guarded by queue.lock
+        self._deletes: dict[Gone, Job] = {}  # guarded by queue.lock
+        # Committed, but not queued yet: the last release is on its way, or a writer goes on; guarded by queue.lock.
+        self._closing: set[Inode] = set()
+        self._last_delete = 0.0  # monotonic seconds; guarded by queue.lock
+        self._cache_queue = WorkQueue(clock=clock, workers=1, name="service-cache")
+        self._cache_stale = False  # the service does not know of an upload's end; guarded by queue.lock
+        self._cache_wanted = False  # somebody waits for that; guarded by queue.lock
+        # Held while the service is told, so that who comes second finds it told; jobs only, before queue.lock.
+        self._telling = threading.Lock()
+        self._told_at = 0.0  # monotonic seconds: listings asked for before do not know our uploads
+        self._sources: dict[str, list[Content]] = {}  # contents that fetch from a path; guarded by queue.lock
+
+    # -- files -------------------------------------------------------------------------------------------
+
+    def row(self, inode: Inode, state: str) -> FileRow:
+        """The journal row of the inode as it is now. The caller holds the inode's lock."""
+        content = inode.content
+        assert content is not None
+        assert inode.attr.ino is not None
+        with content.lock:
+            return FileRow(
+                ino=inode.attr.ino,
+                path=inode.path,
+                backing=content.backing.name,
+                size=content.size,
+                state=state,
+                generation=inode.generation,
+                uploaded=inode.uploaded,
+                base=inode.entry,
+                source=None if content.source is None else content.source.entry,
+                etag=None if content.source is None else content.source.etag,
+                remote_end=content.remote_end,
+                present=tuple(content.present),
+                stored_ns=inode.stored_ns,
+            )
+
+    def changed(self, inode: Inode) -> None:
+        """The inode leaves a closed state: its upload is called off. The caller holds the inode's lock."""
+        self.forget(inode)
+        self._journal.save_file(self.row(inode, "open"))
+
+    def commit(self, inode: Inode) -> None:
+        """The bytes as they are now are a closed state (step 2 of the journal). The caller holds the inode's lock."""
+        if inode.committed or inode.unlinked or inode.state is WriteState.CLEAN:
+            return
+        with self._journal.transaction():
+            self._journal.save_file(self.row(inode, "closed"))
+            self._journal.save_attr(inode.path, inode.attr)
+        inode.committed = True
+        if inode.content is not None:
+            self._syncer.closed(inode.content)
+        with self.queue.lock:
+            self._closing.add(inode)
+        if inode.superseded is not None:
+            inode.superseded.drop()
+            inode.superseded = None
+
+    def enqueue(self, inode: Inode) -> None:
+        """Upload the inode's closed state after the delay. The caller holds the inode's lock."""
+        with self.queue.lock:
+            self.forget(inode)
+            if inode.local_only or inode.unlinked:
+                return
+            job = Job("upload", inode.path, lambda job: self._upload(job, inode), size=inode.size)
+            self._uploads[inode] = job
+            self.queue.put(job, delay=self._delay)
+
+    def forget(self, inode: Inode) -> bool:
+        """Whatever was to be uploaded of the inode is not, or not under this name.
+
+        True if that comes too late to be sure: an upload had begun and may yet be stored under the old name.
+        """
+        with self.queue.lock:
+            self._closing.discard(inode)
+            job = self._uploads.pop(inode, None)
+            return job is not None and not self.queue.cancel(job)
+
+    def add_source(self, content: Content) -> None:
+        """The content will fetch from a path that is to be deleted or overwritten."""
+        if content.source is not None:
+            with self.queue.lock:
+                self._sources.setdefault(content.source.entry.path, []).append(content)
+
+    def _upload(self, job: Job, inode: Inode) -> None:
+        with inode.lock:
+            if job.cancelled or not inode.committed or inode.state is not WriteState.QUEUED or inode.content is None:
+                raise Cancelled(job.path)
+            inode.move("start")
+            if not inode.uploaded and inode.attr.ino is not None:
+                inode.uploaded = True
+                self._journal.mark_uploaded(inode.attr.ino)
+            generation, content = inode.generation, inode.content
+            job.size, job.sent = content.size, 0
+            content.acquire()
+
+        def still_wanted() -> bool:
+            return not job.cancelled and inode.generation == generation
+
+        def progress(sent: int) -> None:
+            job.sent = sent
+
+        try:
+            content.complete()
+            self._complete_sources(job.path)
+            stored = self._client.upload(
+                job.path,
+                job.size,
+                lambda: content.blocks(still_wanted),
+                progress=progress,
+                urgency=Urgency.BACKGROUND,
+            )
+        except BaseException:
+            with inode.lock:
+                if inode.is_uploading(generation):
+                    inode.move("failed")
+            raise
+        finally:
+            content.release()
+        self.service_cache_is_stale()
+        with self.queue.lock:
+            if self._uploads.get(inode) is job:
+                del self._uploads[inode]
+        with inode.lock:
+            if not inode.is_uploading(generation):
+                return
+            inode.move("stored")
+            inode.stored_ns, inode.stored_at = stored.stored_ns, self._clock.monotonic()
+            if not inode.unlinked:
+                self._journal.save_file(self.row(inode, "stored"))
+        log.info("stored /%s (%d bytes)", job.path, job.size)
+        self.release_deletes(inode)
+        self._on_stored(inode)
+
+    def _complete_sources(self, path: str, *, folder: bool = False) -> None:
+        """Fetch what contents still need of `path` (with `folder`: of all below it) before it goes."""
+        with self.queue.lock:
+            keys = [key for key in self._sources if key == path or (folder and paths.is_below(key, path))]
+            contents = [content for key in keys for content in self._sources[key]]
+        for content in contents:
+            if content.dropped:
+                continue  # its file was removed meanwhile
+            content.acquire()
+            try:
+                content.complete()
+            except Stale as error:
+                log.warning("%s: what was renamed from there cannot be completed any more: %s", path, error)
+            finally:
+                content.release()
+        with self.queue.lock:
+            for key in keys:
+                self._sources.pop(key, None)
+
+    # -- deletes -----------------------------------------------------------------------------------------
+
+    def delete(self, gone: Gone, *, after: Iterable[Inode] = ()) -> None:
+        """Delete what the tombstone names, once all of `after` is stored or removed, and journal that."""
+        with self.queue.lock:
+            gone.after = set(after)
+            self.save_gone(gone)
+            self._last_delete = self._clock.monotonic()
+            job = Job("delete", gone.path, lambda job: self._delete(job, gone), whole_folder=gone.is_dir)
+            job.held = bool(gone.after)
+            self._deletes[gone] = job
+            self.queue.put(job, delay=DELETE_HOLD)
+
+    def save_gone(self, gone: Gone) -> None:
+        after = tuple(inode.attr.ino or 0 for inode in gone.after)
+        row = GoneRow(gone.path, gone.entry, gone.is_dir, tuple(gone.below), after, gone.done)
+        self._journal.save_gone(row)
+
+    def undelete(self, gone: Gone) -> bool:
+        """The name is wanted again: call its delete off. False if that may be too late: it had begun, or is done."""
+        with self.queue.lock:
+            job = self._deletes.pop(gone, None)
+            return job is not None and self.queue.cancel(job)
+
+    def release_deletes(self, inode: Inode) -> None:
+        """The inode is stored, or will never be: deletes need not wait for it any longer."""
+        with self.queue.lock:
+            for gone, job in self._deletes.items():
+                if inode in gone.after:
+                    gone.after.discard(inode)
+                    if not gone.after:  # till then the row may name what is stored: replay does not wait for that
+                        self.save_gone(gone)
+                        self.queue.release(job)
+
+    def removed(self, inode: Inode) -> None:
+        """The inode was unlinked here: no upload, and nothing waits for one."""
+        self.forget(inode)
+        self.release_deletes(inode)
+
+    def _delete(self, job: Job, gone: Gone) -> None:
+        with self.queue.lock:
+            quiet = self._clock.monotonic() - self._last_delete
+            if quiet < DELETE_HOLD and job.due != 0.0:  # a burst goes on, and nobody waits
+                job.again = DELETE_HOLD - quiet
+                return
+        entries = self._what_to_delete(gone)
+        lags = self._client.version == "v1"  # v2's listings show all once the service was told
+        for entry in entries:
+            self._complete_sources(entry.path, folder=entry.is_dir)
+            if job.cancelled:
+                return
+            self._delete_entry(entry)
+        with self.queue.lock:
+            if job.cancelled:
+                return
+            if not entries and lags and gone.looks < len(LATE):
+                job.again, gone.since = LATE[gone.looks], None  # it may have been uploaded and not be listed yet
+                gone.looks += 1
+                return
+            gone.finish(self._clock.monotonic())
+            self._deletes.pop(gone, None)
+            self.save_gone(gone)
+        self._on_deleted(gone)
+
+    def _delete_entry(self, entry: Entry) -> None:
+        asked = self._clock.monotonic()
+        try:
+            self._client.delete(entry.id, urgency=Urgency.BACKGROUND)
+        except NoSuchEntry:
+            log.debug("/%s was deleted already", entry.path)
+        except Refused:
+            # v2 refuses an unknown id like anything else: look whether it is gone (service-observed.md, "Envelopes")
+            found = self._find_entry(entry.path, asked)
+            if found is not None and found.id == entry.id:
+                raise
+        log.info("deleted /%s", entry.path)
+
+    def _what_to_delete(self, gone: Gone) -> list[Entry]:
+        """The entries whose delete makes the tombstone true."""
+        known = gone.entry is not None and gone.entry.id
+        if known and not gone.is_dir and gone.entry is not None:
+            return [gone.entry]
+        # An upload has reached the service, or may have before it was called off: look.
+        self._tell_service()
+        started = self._clock.monotonic() if gone.since is None else gone.since
+        since = max(started, self._told_at)
+        if not known:
+            gone.entry = self._find_entry(gone.path, since)
+        if gone.entry is None:
+            return []
+        # a rename's uploads took their time; else the listings the removal itself was based on will do
+        ids_known = gone.since is None and all(entry.id for entry in gone.below)
+        if not gone.is_dir or self._may_delete_folder(gone, None if ids_known else since):
+            return [gone.entry]
+        gone.others_stay = True  # only ours go
+        found = (entry if entry.id else self._find_entry(entry.path, since) for entry in gone.below)
+        return [entry for entry in found if entry is not None]
+
+    # -- the service's cache -----------------------------------------------------------------------------
+
+    def service_cache_is_stale(self) -> None:
+        """An upload has ended; the service learns it when its cache is deleted (v2)."""
+        with self.queue.lock:
+            self._cache_stale = True
+            self._put_cache_job()
+
+    def _put_cache_job(self) -> None:
+        if not self._cache_queue.pending():
+            job = Job("delete-cache", paths.ROOT, self._delete_service_cache)
+            self._cache_queue.put(job, delay=CACHE_HOLD)
+
+    def _delete_service_cache(self, job: Job) -> None:
+        with self.queue.lock:
+            if not self._cache_stale:
+                return
+            if not self._cache_wanted and any(not upload.error for upload in self._uploads.values()):
+                job.again = CACHE_HOLD  # the burst goes on
+                return
+        self._tell_service()
+
+    def _tell_service(self) -> None:
+        """Delete the service's cache now, if uploads have ended since it was last deleted."""
+        with self._telling:
+            with self.queue.lock:
+                if not self._cache_stale:
+                    return
+                self._cache_stale = self._cache_wanted = False
+            try:
+                self._client.delete_cache(urgency=Urgency.BACKGROUND)
+                self._told_at = self._clock.monotonic()
+            except NotOffered:
+                log.debug("this account has no cache to delete")
+            except BaseException:
+                with self.queue.lock:
+                    self._cache_stale = True
+                    self._put_cache_job()
+                raise
+
+    # -- as a whole --------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the workers; after the process has forked."""
+        self.queue.start()
+        self._cache_queue.start()
+
+    def stop(self) -> None:
+        """End the workers; what is pending stays in the journal."""
+        self.queue.stop(timeout=5)
+        self._cache_queue.stop(timeout=5)
+
+    def drain(self, folder: str = paths.ROOT, *, timeout: float | None = None) -> None:
+        """Wait until all below `folder` is on the service and the service knows (design.md, invariant 8).
+
+        Raises TryAgain as soon as an operation below has failed, or when `timeout` seconds have passed, WrongState if
+        a file is still open for writing. Deletes that wait for an open file are not waited for.
+        """
+        self._wait_for_releases(folder)
+        self.queue.drain(lambda jobs: self._awaited(jobs, folder), timeout=timeout)
+        with self.queue.lock:
+            self._cache_wanted = self._cache_stale
+        self._cache_queue.drain(lambda jobs: jobs, timeout=timeout)
+
+    def _wait_for_releases(self, folder: str) -> None:
+        """close(2) returns before the kernel's release, which queues the upload, has come."""
+        deadline = self._clock.monotonic() + RELEASE_BOUND
+        with self.queue.lock:
+            while open_files := [inode.path for inode in self._closing if paths.is_below(inode.path, folder)]:
+                if self._clock.monotonic() > deadline:
+                    raise WrongState(f"/{open_files[0]} is still open for writing; close it first")
+                self.queue.lock.wait(0.01)
+
+    def _awaited(self, jobs: list[Job], folder: str) -> list[Job]:
+        """Those a drain of `folder` waits for: all inside, and what a delete inside waits for.
+
+        A delete that waits for what will not be uploaded now (an open file) is not one of them.
+        """
+        with self.queue.lock:
+            gone_by_job = {job: gone for gone, job in self._deletes.items() if paths.is_below(gone.path, folder)}
+            needed: set[Job] = set()
+            for job, gone in gone_by_job.items():
+                uploads = [self._uploads[inode] for inode in gone.after if inode in self._uploads]
+                needed.update(uploads)
+                if (uploads or not job.held) and not gone.looks:
+                    needed.add(job)
+            return [
+                job for job in jobs if job in needed or (job.kind == "upload" and paths.is_below(job.path, folder))
+            ]
+
+    def pending(self) -> list[Job]:
+        """What is not on the service yet, for `status`."""
+        return self.queue.pending()
