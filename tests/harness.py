@@ -1,0 +1,364 @@
+"""A real mount in a subprocess for the tests, and the means to leave nothing of it behind.
+
+The sandbox runs in a thread of the test process, so nothing here may hold the interpreter's lock while it waits for
+the mount. System calls of ordinary file access release it; mapped memory and `Popen(cwd=...)` do not: programs are
+started through `Mounted.run`, which changes directory in the child. A mount that hangs is killed by a timer, which
+fails the stuck call; should the whole test process die, the reaper (`main` below, a process that waits for that)
+cleans up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import secrets
+import select
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cloudsimfs.overlay import is_local_name
+from cloudsimfs.sandbox import Sandbox
+
+ROOT = Path(__file__).resolve().parents[1]
+CONTROL_NAMES = (".simulations", ".cloudsimfs")
+COMMAND_BOUND = 60.0  # seconds a command or a wait may take
+HANG_BOUND = 100.0  # seconds after which a test's mount is killed; below pytest's own timeout
+UNEXPECTED = re.compile(r"Traceback|unexpected|AssertionError")
+Tree = dict[str, bytes]
+
+
+def wait_until(condition: Callable[[], object], what: str, *, timeout: float = 20.0) -> None:
+    """Poll until `condition` holds. An OSError of it counts as "not yet"."""
+    deadline = time.monotonic() + timeout
+    while True:
+        with contextlib.suppress(OSError):
+            if condition():
+                return
+        assert time.monotonic() < deadline, f"not within {timeout} s: {what}"
+        time.sleep(0.02)
+
+
+def run(*command: str | Path, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> str:
+    """Run a program; its stdout. A failure shows both outputs."""
+    changed = ["sh", "-c", 'cd "$0" && exec "$@"', str(cwd)] if cwd is not None else []
+    done = subprocess.run(
+        [*changed, *map(str, command)],
+        capture_output=True,
+        env={**os.environ, **(env or {})},
+        stdin=subprocess.DEVNULL,
+        text=True,
+        errors="surrogateescape",
+        timeout=COMMAND_BOUND,
+        check=False,
+    )
+    assert done.returncode == 0, f"{command} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def read_tree(top: Path) -> Tree:
+    """Every file below `top` by its path, without what belongs to the mount itself or never leaves it."""
+    found: Tree = {}
+    for directory, folders, files in os.walk(top, onerror=_raise):
+        if Path(directory) == top:
+            folders[:] = [name for name in folders if name not in CONTROL_NAMES]
+        for name in files:
+            if not is_local_name(name):
+                file = Path(directory, name)
+                found[file.relative_to(top).as_posix()] = file.read_bytes()
+    return found
+
+
+def write_tree(top: Path, files: Mapping[str, bytes]) -> None:
+    for name, data in files.items():
+        (top / name).parent.mkdir(parents=True, exist_ok=True)
+        (top / name).write_bytes(data)
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def client_environment() -> dict[str, str]:
+    """The environment of a `cloudsimfs` command: this checkout, no settings of whoever runs the tests."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("CLOUDSIMFS_")}
+    return {**kept, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": "/nonexistent"}
+
+
+def cloudsimfs(
+    *arguments: str | Path, timeout: float = COMMAND_BOUND, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run the command line with these arguments, to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "cloudsimfs", *map(str, arguments)],
+        capture_output=True,
+        env={**client_environment(), **(env or {})},
+        stdin=subprocess.DEVNULL,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
+def write_key(directory: Path, key: str) -> Path:
+    file = directory / f"key-{secrets.token_hex(4)}"
+    with open(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as stream:
+        stream.write(key + "\n")
+    return file
+
+
+class Mounted:
+    """`cloudsimfs mount` of a sandbox on a directory of its own. Create through the `mount` fixture."""
+
+    def __init__(self, box: Sandbox, directory: Path, *, api: str, key: str | None = None, **options: Any) -> None:
+        """`options` are those of the command line: `ttl=0` is `--ttl 0`, `read_only=True` is `--read-only`."""
+        self.box = box
+        self.path = directory / "mnt"
+        self.cache = directory / "cache"
+        self.key = key or box.key
+        self._log_file = directory / "mount.log"
+        self.key_file = write_key(directory, self.key)
+        self._options = {"api": api, "write_back": 0.2, **options}
+        self.expects_trouble = False  # the log may hold tracebacks
+        self.path.mkdir()
+
+    def start(self) -> Mounted:
+        done = self.try_start()
+        assert done.returncode == 0, f"mount failed: {done.stderr}\n{self.log()}"
+        return self
+
+    def try_start(self) -> subprocess.CompletedProcess[str]:
+        given = {
+            "url": self.box.url,
+            "key_file": self.key_file,
+            "cache_dir": self.cache,
+            "log_file": self._log_file,
+            "log_level": "INFO",
+            **self._options,
+        }
+        words: list[str] = []
+        for name, value in given.items():
+            option = "--" + name.replace("_", "-")
+            words += [option] if value is True else [option, str(value)]
+        return cloudsimfs("mount", self.path, *words)
+
+    def option(self, **changes: Any) -> None:
+        """Other options for the next start."""
+        self._options.update(changes)
+
+    def log(self) -> str:
+        return self._log_file.read_text() if self._log_file.exists() else ""
+
+    @property
+    def pids(self) -> list[int]:
+        return processes_below(self.path)
+
+    def is_mounted(self) -> bool:
+        return str(self.path) in mounts_below(self.path)
+
+    def status(self) -> dict[str, Any]:
+        import json
+
+        found = json.loads((self.path / ".cloudsimfs/status.json").read_text())
+        assert isinstance(found, dict)
+        return found
+
+    def pending(self) -> list[dict[str, Any]]:
+        found = self.status()["pending"]
+        assert isinstance(found, list)
+        return found
+
+    def kill(self) -> None:
+        """SIGKILL the daemon, as the OOM killer does; the dead mount stays."""
+        end_processes(self.path)
+
+    def umount(self, *options: str) -> subprocess.CompletedProcess[str]:
+        done = cloudsimfs("umount", self.path, *options)
+        if done.returncode == 0:
+            wait_until(lambda: not self.pids, "the daemon ends after umount")
+        return done
+
+    def remount(self, *options: str) -> None:
+        """Unmount in order (waiting for uploads, unless the options say otherwise) and mount anew."""
+        done = self.umount(*options)
+        assert done.returncode == 0, f"umount failed: {done.stderr}\n{self.log()}"
+        self.start()
+
+    def crash(self) -> None:
+        """Kill the daemon and mount anew."""
+        self.kill()
+        self.start()
+
+    def flush(self) -> None:
+        """Wait until all is on the service."""
+        deadline = time.monotonic() + COMMAND_BOUND
+        while True:
+            try:
+                (self.path / ".cloudsimfs/flush").write_text("1")
+                return
+            except OSError as error:
+                patient = error.errno in (errno.ETIMEDOUT, errno.EAGAIN)
+                if not patient or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
+
+    def settle(self) -> Tree:
+        """Flush, and check that the service has what the mount shows; returns that."""
+        self.flush()
+        stored = self.box.files()
+        shown = read_tree(self.path)
+        assert sorted(stored) == sorted(shown)
+        for name, data in stored.items():
+            assert data == shown[name], f"{name} differs"
+        return stored
+
+    def clean_up(self) -> None:
+        clean_up(self.path)
+
+
+class Watchdog:
+    """Kills what is mounted below a directory if a test takes too long; its stuck calls then fail."""
+
+    def __init__(self, base: Path) -> None:
+        self.fired = False
+        self._base = base
+        self._timer = threading.Timer(HANG_BOUND, self._fire)
+
+    def __enter__(self) -> Watchdog:
+        self._timer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+        self._timer.join()
+
+    def _fire(self) -> None:
+        self.fired = True
+        clean_up(self._base)
+
+
+# -- what is left, found without touching any mount ----------------------------------------------------------
+
+
+def mounts_below(base: Path) -> list[str]:
+    """Mount points at or below `base`, the last mounted first."""
+    found = []
+    with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as mounts:
+        for line in mounts:
+            place = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), line.split()[1])
+            if place == str(base) or place.startswith(f"{base}/"):
+                found.append(place)
+    return found[::-1]
+
+
+def processes_below(base: Path) -> list[int]:
+    """Running mount daemons (no zombies) whose command line names `base` or a place below it."""
+    found = []
+    for process in Path("/proc").iterdir():
+        if not process.name.isdigit() or int(process.name) == os.getpid():
+            continue
+        with contextlib.suppress(OSError):
+            words = (process / "cmdline").read_bytes().split(b"\0")
+            state = (process / "stat").read_text().rpartition(")")[2].split()[0]
+            named = any(word == os.fsencode(base) or word.startswith(os.fsencode(f"{base}/")) for word in words)
+            if b"cloudsimfs" in words and b"mount" in words and named and state not in "ZX":
+                found.append(int(process.name))
+    return found
+
+
+def end_processes(base: Path) -> None:
+    for pid in processes_below(base):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not processes_below(base), "killed daemons end")
+
+
+def clean_up(base: Path) -> None:
+    """Kill the daemons below `base` and unmount. In this order: who waits for a daemon gets an error."""
+    end_processes(base)
+    for place in mounts_below(base):
+        subprocess.run(["fusermount3", "-uz", "--", place], capture_output=True, timeout=20, check=False)
+
+
+def start_reaper(base: Path) -> subprocess.Popen[bytes]:
+    """A process that cleans up below `base` when this one has ended, however that happens."""
+    return subprocess.Popen(
+        [sys.executable, str(Path(__file__)), str(base)],
+        stdin=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        start_new_session=True,
+    )
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    tests = os.getppid()
+    while not select.select([sys.stdin], [], [], 1.0)[0]:  # readable once the test process has ended
+        if _is_killed(tests):
+            break
+    clean_up(Path(sys.argv[1]))
+
+
+def _is_killed(pid: int) -> bool:
+    """Whether a process was sent SIGKILL and cannot end, as one that waits for a hung mount."""
+    with contextlib.suppress(OSError):
+        masks = re.findall(r"^(?:SigPnd|ShdPnd):\s*(\w+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+        return any(int(mask, 16) >> (signal.SIGKILL - 1) & 1 for mask in masks)
+    return True
+
+
+# -- small things several tests need -------------------------------------------------------------------------
+
+
+def need(program: str) -> str:
+    """The path of a program; the test is skipped with its name if it is missing."""
+    import pytest
+
+    found = shutil.which(program)
+    if found is None:
+        pytest.skip(f"{program} is not installed")
+    return found
+
+
+def errno_of(action: Callable[[], object]) -> int:
+    """The errno an action fails with; 0 if it does not fail."""
+    try:
+        action()
+    except OSError as error:
+        return error.errno or -1
+    return 0
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def record_versions(box: Sandbox) -> list[tuple[str, bytes]]:
+    """Every (path, bytes) version that is stored from now on, in order."""
+    versions: list[tuple[str, bytes]] = []
+    store = box._store
+    put = store.put
+
+    def recorded(path: str, blob: Any, visible: Any) -> Any:
+        versions.append((path, blob.read()))
+        return put(path, blob, visible)
+
+    store.put = recorded  # type: ignore[method-assign]  # the only place that sees every version
+    return versions
+
+
+def stored_versions(versions: Sequence[tuple[str, bytes]], path: str) -> list[bytes]:
+    return [data for name, data in versions if name == path]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,171 @@
+"""What things cost: API calls per operation, counted by the service (design.md sections 3 and 4)."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import MountFactory
+from harness import Mounted, read_tree, run, wait_until, write_tree
+
+from cloudsimfs.sandbox import Sandbox
+
+FILES = {f"case/{number:02}": b"%d" % number for number in range(50)}
+
+
+def cost(box: Sandbox, action: Callable[[], object]) -> Counter[str]:
+    """The API calls an action makes, by operation."""
+    box.calls.reset()
+    action()
+    return Counter(call.operation for call in box.calls.entries() if call.is_api)
+
+
+def list_calls(api: str, entries: int, folders: int = 1) -> int:
+    """v1 lists a folder in one call; v2 in pages of 50, the last of which is empty."""
+    return folders if api == "v1" else folders * (-(-entries // 50) + 1)
+
+
+def test_listing_and_stat(box: Sandbox, mount: MountFactory, api: str) -> None:
+    box.populate(FILES)
+    m = mount()
+
+    def ls() -> None:
+        for entry in os.scandir(m.path / "case"):
+            assert entry.stat().st_size > 0
+
+    assert cost(box, ls) == {"list": list_calls(api, 50)}
+    assert cost(box, ls) == {}
+    assert cost(box, lambda: run("ls", "-l", m.path / "case")) == {}
+    assert cost(box, lambda: run("find", m.path, "-type", "f")) <= Counter({"simulations": 2})
+
+
+def test_missing_names_cost_nothing(box: Sandbox, mount: MountFactory) -> None:
+    box.populate(FILES)
+    m = mount()
+    os.listdir(m.path / "case")
+
+    def probe() -> None:
+        for number in range(100):
+            assert not (m.path / f"case/missing-{number}").exists()
+            assert not (m.path / f"missing-{number}/deep").exists()
+
+    assert cost(box, probe) == {}
+
+
+def test_copying_in(box: Sandbox, m: Mounted, api: str, tmp_path: Path) -> None:
+    write_tree(tmp_path, FILES)
+
+    def copy() -> None:
+        run("cp", "-r", tmp_path / "case", m.path / "case")
+        m.flush()
+
+    expected = {"upload-url": 50} | ({"delete-cache": 1} if api == "v2" else {})
+    assert cost(box, copy) == expected
+    assert box.files() == FILES
+
+
+def test_small_files_written_one_by_one_share_a_cache_delete(box: Sandbox, mount: MountFactory, api: str) -> None:
+    m = mount(write_back=0)
+    box.calls.reset()
+    for number in range(10):
+        (m.path / f"{number}").write_bytes(b"x")
+    wait_until(lambda: len(box.files()) == 10 and not m.pending(), "all is stored")
+    if api == "v2":
+        assert box.calls.wait(lambda calls: any(call.operation == "delete-cache" for call in calls))
+        assert box.calls.counts()["delete-cache"] <= 2
+    assert box.calls.counts()["upload-url"] == 10
+
+
+def test_reading_a_folder(box: Sandbox, mount: MountFactory, api: str) -> None:
+    box.populate(FILES)
+    m = mount()
+    expected = {"list": list_calls(api, 50), "download-url": 50}
+    assert cost(box, lambda: read_tree(m.path / "case")) == expected
+    assert cost(box, lambda: read_tree(m.path / "case")) == {}
+
+
+def test_a_large_file_costs_one_link(box: Sandbox, mount: MountFactory) -> None:
+    box.put_sparse("large", 100 << 20)
+    m = mount()
+
+    def read() -> None:
+        with open(m.path / "large", "rb", buffering=0) as file:
+            for offset in (99 << 20, 0, 50 << 20):
+                assert len(os.pread(file.fileno(), 1 << 20, offset)) == 1 << 20
+            while file.read(1 << 20):
+                pass
+
+    assert cost(box, read) == {"download-url": 1}
+    transferred = sum(call.bytes for call in box.calls.entries("object-get"))
+    assert transferred <= 125 << 20, "hardly anything is fetched twice"
+
+
+def test_deleting_a_stored_folder(box: Sandbox, mount: MountFactory, api: str) -> None:
+    box.populate(FILES | {"kept": b"kept"})
+    m = mount()
+
+    def remove() -> None:
+        run("rm", "-r", m.path / "case")
+        m.flush()
+
+    found = cost(box, remove)
+    assert found["delete"] == 1
+    assert sum(found.values()) <= 1 + 2 * list_calls(api, 50)
+    assert m.settle() == {"kept": b"kept"}
+
+
+def test_deleting_what_was_copied_in(box: Sandbox, m: Mounted) -> None:
+    """Also when no listing has shown the files yet, a folder goes in a few calls."""
+    write_tree(m.path, FILES)
+    m.flush()
+
+    def remove() -> None:
+        run("rm", "-r", m.path / "case")
+        m.flush()
+
+    assert sum(cost(box, remove).values()) <= 8
+    assert m.settle() == {}
+
+
+def test_renaming_a_stored_folder(box: Sandbox, mount: MountFactory, api: str) -> None:
+    box.populate(FILES)
+    m = mount()
+
+    def rename() -> None:
+        os.rename(m.path / "case", m.path / "moved")
+        m.flush()
+
+    found = cost(box, rename)
+    assert found["upload-url"] == found["download-url"] == 50
+    assert found["delete"] == 1
+    assert sum(found.values()) <= 101 + 3 * list_calls(api, 50)
+
+
+def test_an_idle_mount_makes_no_calls(box: Sandbox, mount: MountFactory) -> None:
+    box.populate(FILES)
+    m = mount(ttl=0.1)
+    read_tree(m.path)
+    box.calls.reset()
+    assert not box.calls.wait(lambda calls: len(calls) > 0, timeout=1.0)
+
+
+@pytest.mark.parametrize("api", ["v2"])
+def test_the_budget_is_kept(box: Sandbox, mount: MountFactory) -> None:
+    """Our own limit holds; what is cached can be read, what is written waits, and the user can see why."""
+    box.populate({"d/x": b"x", "e/y": b"y"})
+    m = mount(calls_per_hour=12)
+    assert (m.path / "d/x").read_bytes() == b"x"
+    for number in range(12):
+        (m.path / f"new-{number}").write_bytes(b"%d" % number)
+    wait_until(lambda: any("waiting" in line for line in status(m)), "the status says that uploads wait")
+    assert sum(call.is_api for call in box.calls.entries()) <= 12
+    assert (m.path / "d/x").read_bytes() == b"x"
+    assert (m.path / "new-11").read_bytes() == b"11"
+    assert sum(call.is_api for call in box.calls.entries()) <= 12
+
+
+def status(m: Mounted) -> list[str]:
+    return (m.path / ".cloudsimfs/status").read_text().splitlines()

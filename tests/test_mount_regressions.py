@@ -1,0 +1,124 @@
+"""Failures that the random operations of `test_mount_model.py` found, shortened, each under a name."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import pytest
+from conftest import MountFactory
+from harness import errno_of, read_tree, run, wait_until
+
+from cloudsimfs.sandbox import Sandbox
+
+
+def test_a_removed_folder_made_anew_is_empty(box: Sandbox, mount: MountFactory) -> None:
+    """The tombstones below a folder must cover its folders too."""
+    box.populate({"a/x": b"x", "a/c/d/y": b"y"})
+    m = mount(ttl=0)
+    run("rm", "-r", m.path / "a")
+    m.crash()
+    (m.path / "a").mkdir()
+    assert os.listdir(m.path / "a") == []
+    m.settle()
+    assert os.listdir(m.path / "a") == []
+
+
+def test_rewritten_within_a_second_and_removed_by_another_client(box: Sandbox, mount: MountFactory) -> None:
+    """Two versions with the same size and second look alike in a listing; it confirms the later one all the same."""
+    m = mount(ttl=0)
+    for data in (b"one", b"two", b"six"):
+        (m.path / "f").write_bytes(data)
+        assert m.settle() == {"f": data}
+    box.advance(10)
+    box.remove("f")
+    wait_until(lambda: read_tree(m.path) == {}, "the file goes")
+
+
+@pytest.mark.parametrize("api", ["v2"])
+def test_the_service_learns_of_an_upload_although_the_daemon_was_killed_after_it(
+    box: Sandbox, mount: MountFactory
+) -> None:
+    m = mount(write_back=0)
+    (m.path / "f").write_bytes(b"f")
+    wait_until(lambda: box.files() == {"f": b"f"}, "the file is stored")
+    m.crash()
+    box.calls.reset()
+    m.flush()
+    assert box.calls.counts()["delete-cache"] == 1
+
+
+def test_a_folder_that_another_client_removed_is_absent(box: Sandbox, mount: MountFactory) -> None:
+    """Not EIO: v2 answers 403 for an unknown id."""
+    box.populate({"d/x": b"x", "kept": b"kept"})
+    m = mount(ttl=2)
+    assert (m.path / "d").is_dir()
+    box.remove("d")
+    seen: set[int] = set()
+
+    def is_refused() -> bool:
+        seen.add(errno_of(lambda: os.listdir(m.path / "d")))
+        return seen != {0}
+
+    wait_until(is_refused, "the folder is refused")
+    assert seen <= {0, errno.ENOENT}
+    wait_until(lambda: read_tree(m.path) == {"kept": b"kept"}, "the folder goes")
+
+
+def test_a_rename_whose_bytes_are_lost_keeps_the_old_name(box: Sandbox, mount: MountFactory) -> None:
+    """Backing files that went missing are never uploaded as zeros, nor is the only copy deleted."""
+    data = os.urandom(100_000)
+    box.put("old", data)
+    m = mount(write_back=3600)
+    with open(m.path / "old", "r+b") as file:
+        file.write(b"changed")
+    os.rename(m.path / "old", m.path / "new")
+    m.kill()
+    for backing in m.cache.rglob("data/*"):
+        backing.unlink()
+    m.start()
+    m.settle()
+    assert data in box.files().values()
+
+
+@pytest.mark.parametrize("api", ["v1"])
+def test_a_removed_file_stays_removed_though_its_upload_is_listed_late(box: Sandbox, mount: MountFactory) -> None:
+    """v1's listings may lag: what was uploaded and removed must be looked for until it shows, then deleted."""
+    box.settings.listing_lag = 600
+    m = mount(ttl=0)
+    (m.path / "g").write_bytes(b"soon gone")
+    m.flush()
+    assert box.files() == {"g": b"soon gone"}
+    (m.path / "g").unlink()
+    looked = box.calls.counts()["list"]
+    assert box.calls.wait(lambda calls: sum(call.operation == "list" for call in calls) > looked)
+    box.advance(700)
+    wait_until(lambda: box.files() == {}, "the late file is deleted after all", timeout=60)
+    assert not (m.path / "g").exists()
+
+
+def test_a_folder_made_anew_after_its_delete_costs_no_second_delete(box: Sandbox, mount: MountFactory) -> None:
+    box.populate({"d/e/f": b"f", "d/x": b"x"})
+    m = mount(ttl=0)
+    os.rename(m.path / "d/e", m.path / "e")
+    m.flush()
+    deletes = box.calls.counts()["delete"]
+    (m.path / "d/e").mkdir()
+    m.flush()
+    assert box.calls.counts()["delete"] == deletes
+    assert os.listdir(m.path / "d/e") == []
+    assert box.files() == {"e/f": b"f", "d/x": b"x"}
+
+
+def test_a_folder_made_anew_and_removed_again_stays_removed(box: Sandbox, mount: MountFactory) -> None:
+    box.populate({"d/e/f": b"f", "d/x": b"x"})
+    m = mount()
+    run("rm", "-r", m.path / "d/e")
+    (m.path / "d/e").mkdir()
+    (m.path / "d/e").rmdir()
+    assert os.listdir(m.path / "d") == ["x"]
+    m.flush()
+    assert os.listdir(m.path / "d") == ["x"]
+    run("rm", "-r", m.path / "d")
+    m.flush()
+    assert box.files() == {}

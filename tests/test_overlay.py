@@ -1,0 +1,55 @@
+"""The rules by which a listing settles what was done here, on values."""
+
+from __future__ import annotations
+
+import pytest
+
+from cloudsimfs.attrs import LocalAttr
+from cloudsimfs.inode import Gone, Inode, WriteState
+from cloudsimfs.overlay import LATE_DELETES, LATE_UPLOADS, gone_is_settled, inode_is_settled
+from cloudsimfs.service.model import Entry
+
+NOW = 1000.0
+
+
+def file(entry_id: int = 7, size: int = 5, mtime_ns: int = 10**9) -> Entry:
+    return Entry(entry_id, "d", "f", is_dir=False, size=size, mtime_ns=mtime_ns)
+
+
+def folder(entry_id: int = 3) -> Entry:
+    return Entry(entry_id, "", "d", is_dir=True)
+
+
+@pytest.mark.parametrize(
+    ("done", "listed", "later", "settled"),
+    [
+        (False, None, 1.0, False),  # not listed, but the delete is still to be sent
+        (True, None, 1.0, True),
+        (True, folder(), 1.0, False),  # deletes show late
+        (True, folder(), LATE_DELETES + 1, True),  # it is there again, under its old id
+        (True, folder(4), 1.0, True),  # others made it anew
+        (False, folder(), LATE_DELETES + 1, False),
+    ],
+)
+def test_a_removed_folder(done: bool, listed: Entry | None, later: float, settled: bool) -> None:
+    gone = Gone("d", folder(), is_dir=True)
+    if done:
+        gone.finish(NOW)
+    assert gone_is_settled(gone, listed, NOW + later) is settled
+
+
+@pytest.mark.parametrize(
+    ("listed", "later", "settled"),
+    [
+        (None, 1.0, False),  # uploads show late
+        (None, LATE_UPLOADS + 1, True),  # others have removed it
+        (file(), 1.0, False),  # what was there before
+        (file(mtime_ns=10 * 10**9), 1.0, True),  # ours
+        (file(size=6, mtime_ns=10 * 10**9), 1.0, False),  # an older state of ours, shown late
+        (file(size=6, mtime_ns=99 * 10**9), 1.0, True),  # others wrote after us
+    ],
+)
+def test_a_stored_file(listed: Entry | None, later: float, settled: bool) -> None:
+    inode = Inode("d/f", is_dir=False, entry=file(), attr=LocalAttr(ino=9))
+    inode.state, inode.stored_ns, inode.stored_at = WriteState.STORED, 20 * 10**9, NOW
+    assert inode_is_settled(inode, listed, NOW + later) is settled

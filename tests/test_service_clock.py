@@ -1,0 +1,40 @@
+"""The clocks that waiting and ageing code is given."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from cloudsimfs.clock import Clock, ManualClock, SystemClock
+
+
+@pytest.mark.parametrize("clock", [SystemClock(), ManualClock()])
+def test_time_passes_by_waiting(clock: Clock) -> None:
+    event = threading.Event()
+    wall, mono = clock.now(), clock.monotonic()
+    clock.sleep(0.01)
+    assert not clock.wait(event, 0.01)
+    clock.sleep(-1)
+    assert clock.monotonic() - mono >= 0.02
+    assert clock.now() - wall > 0
+    event.set()
+    assert clock.wait(event, 100)
+    assert clock.wait(event, None)
+
+
+def test_a_manual_clock_moves_by_hand() -> None:
+    clock = ManualClock(100.0, auto=False)
+    with ThreadPoolExecutor(2) as pool:
+        event = threading.Event()
+        sleeper = pool.submit(clock.sleep, 60)
+        waiter = pool.submit(clock.wait, event, 90)
+        while clock.waiting < 2:
+            assert not sleeper.done()
+        clock.advance(60)
+        sleeper.result(10)
+        assert not waiter.done()
+        event.set()
+        assert waiter.result(10)
+    assert (clock.now(), clock.monotonic()) == (160.0, 60.0)
