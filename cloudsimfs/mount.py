@@ -31,8 +31,9 @@ from cloudsimfs.errors import (
 )
 from cloudsimfs.handles import Handles
 from cloudsimfs.journal import Journal
+from cloudsimfs.kernel import library_version, serve
 from cloudsimfs.listings import ListingStore
-from cloudsimfs.operations import Operations, library_version, serve
+from cloudsimfs.operations import Operations
 from cloudsimfs.replay import replay
 from cloudsimfs.runs import Runs
 from cloudsimfs.service import Client, connect

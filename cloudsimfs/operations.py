@@ -1,4 +1,4 @@
-"""FUSE callbacks: path to inode, fh to handle, error to errno. The only module that imports the binding.
+"""FUSE callbacks: path to inode, fh to handle, error to errno. `kernel` has the binding.
 
 Threading: libfuse calls from many threads at once. Nothing leaves a callback but a result or an OSError with an
 errno: the binding turns anything else into EINVAL.
@@ -6,7 +6,6 @@ errno: the binding turns anything else into EINVAL.
 
 from __future__ import annotations
 
-import ctypes.util
 import errno
 import functools
 import itertools
@@ -23,16 +22,9 @@ from cloudsimfs.control import FIRST_HANDLE, TOP_NAMES, Control, is_control
 from cloudsimfs.errors import CloudsimfsError, Invalid, NotPermitted, NotSupported
 from cloudsimfs.handles import Handles
 from cloudsimfs.inode import BLOCK, Attr
+from cloudsimfs.kernel import BLOCK_SIZE, Callbacks, KernelCache, configure, interrupted
 from cloudsimfs.rename import rename
 from cloudsimfs.tree import Owner, Tree
-
-# The binding looks for libfuse 2 first unless told (the environment is the only way to tell it).
-if "FUSE_LIBRARY_PATH" not in os.environ and ctypes.util.find_library("fuse3"):
-    os.environ.setdefault("FUSE_LIBRARY_NAME", "fuse3")
-try:
-    import mfusepy as binding
-except ImportError:
-    import fuse as binding
 
 log = logging.getLogger(__name__)
 
@@ -41,14 +33,7 @@ T = TypeVar("T")
 Dirent = tuple[str, int, int, Attr | None]
 UTIME_NOW, UTIME_OMIT = 0x3FFFFFFF, 0x3FFFFFFE  # utimensat(2); libfuse sends them as nanoseconds of second 0
 RENAME_NOREPLACE = 1  # renameat2(2)
-READDIR_PLUS, FILL_DIR_PLUS = 1, 2  # fuse.h: enum fuse_readdir_flags, enum fuse_fill_dir_flags
-BLOCK_SIZE = 1 << 20  # bytes; what programs like `cp` read at a time
 FALLOC_FL_KEEP_SIZE = 1  # fallocate(2)
-NEGATIVE_TIMEOUT = 1.0  # seconds; a cached "no such file" cannot be taken back from here (libfuse's fuse.h)
-FOLLOW_EVERY = 1.0  # seconds
-THREADS = 64  # callbacks at the same time
-READERS = 40  # of those, the most that the kernel's page cache may have waiting for data
-ASYNC_DIO = 1 << 15  # fuse_common.h: with it, who waits for an O_DIRECT read cannot be interrupted
 REMEMBERED = 50_000  # paths of which is known what the kernel's pages hold
 REFUSED_PREFIX = ".Trash"  # so that file managers offer a real delete (design.md section 3)
 
@@ -76,7 +61,7 @@ def callback(function: Callable[..., T]) -> Callable[..., T]:
     return translated
 
 
-class Operations(binding.Operations):  # type: ignore[misc]  # the fallback binding has no types
+class Operations(Callbacks):  # type: ignore[misc]  # the fallback binding has no types
     use_ns = True
 
     def __init__(
@@ -113,13 +98,7 @@ class Operations(binding.Operations):  # type: ignore[misc]  # the fallback bind
 
     def init_with_config(self, conn: Any, config: Any) -> None:
         """libfuse 3. Runs in the process that serves: threads may start from here on."""
-        if config is not None:
-            config.attr_timeout = config.entry_timeout = self._timeout
-            config.negative_timeout = min(self._timeout, NEGATIVE_TIMEOUT)
-            config.use_ino = 1
-        if conn is not None:
-            conn.max_background = READERS
-            conn.want &= ~ASYNC_DIO
+        configure(conn, config, timeout=self._timeout)
         self.kernel_cache.start()
         self._on_init()
 
@@ -303,7 +282,7 @@ class Operations(binding.Operations):  # type: ignore[misc]  # the fallback bind
     @callback
     def read(self, _path: str, size: int, offset: int, fi: Any) -> bytes:
         if fi.fh < FIRST_HANDLE:
-            return self._handles.read(fi.fh, size, offset, _interrupted)
+            return self._handles.read(fi.fh, size, offset, interrupted)
         return self._control.read(fi.fh, size, offset)
 
     @callback
@@ -357,14 +336,6 @@ class Operations(binding.Operations):  # type: ignore[misc]  # the fallback bind
         return 0
 
 
-def _interrupted() -> bool:
-    """Whether the caller of this thread's callback was sent a signal and waits no longer (fuse.h)."""
-    return bool(_ask_interrupted())
-
-
-_ask_interrupted: Callable[[], int] = getattr(getattr(binding, "_libfuse", None), "fuse_interrupted", lambda: 0)
-
-
 def _stored_path(path: str) -> str:
     """The path of something that may be changed or removed. Raises NotPermitted for virtual files."""
     path = paths.from_kernel(path)
@@ -395,116 +366,3 @@ def _stat(attr: Attr) -> dict[str, int]:
         "st_mtime": attr.mtime_ns,
         "st_ctime": attr.ctime_ns,
     }
-
-
-def _fill(status: Any, attr: Attr) -> None:
-    """A C struct stat."""
-    status.st_ino, status.st_mode, status.st_nlink = attr.ino, attr.mode, attr.nlink
-    status.st_size, status.st_blocks, status.st_blksize = attr.size, -(-attr.size // BLOCK), BLOCK_SIZE
-    status.st_uid, status.st_gid = attr.uid, attr.gid
-    for spec, nanoseconds in (
-        (status.st_atimespec, attr.atime_ns),
-        (status.st_mtimespec, attr.mtime_ns),
-        (status.st_ctimespec, attr.ctime_ns),
-    ):
-        spec.tv_sec, spec.tv_nsec = divmod(nanoseconds, 10**9)
-
-
-class KernelCache:
-    """Takes back what the kernel has cached: attributes and pages, by `fuse_invalidate_path` (libfuse 3.2).
-
-    The call may wait for a page that a callback is reading, so it is made by a thread of its own, with no lock held.
-    Virtual files that are followed are taken back every second: they grow without the kernel's knowledge.
-    """
-
-    def __init__(self, followed: Callable[[], set[str]]) -> None:
-        self._followed = followed
-        self._changed = threading.Condition()  # protects the two below; a leaf
-        self._paths: set[str] = set()
-        self._running = False
-        self._fuse: ctypes.c_void_p | None = None
-        self._library: Any = getattr(binding, "_libfuse", None)
-
-    def start(self) -> None:
-        """Called from `init`, where libfuse's context is that of this mount."""
-        if not hasattr(self._library, "fuse_invalidate_path"):
-            return  # libfuse 2: the timeouts alone bound what is stale
-        self._library.fuse_get_context.restype = ctypes.POINTER(binding.fuse_context)
-        self._fuse = ctypes.c_void_p(self._library.fuse_get_context().contents.fuse)
-        self._running = True
-        threading.Thread(target=self._work, name="kernel-cache", daemon=True).start()
-
-    def stop(self) -> None:
-        with self._changed:
-            self._running = False
-            self._changed.notify()
-
-    def follow(self) -> None:
-        """A file that grows has been opened."""
-        with self._changed:
-            self._changed.notify()
-
-    def invalidate(self, path: str) -> None:
-        """The path's attributes, and its data if it is a file, have changed on the service."""
-        with self._changed:
-            if self._running:
-                self._paths.add(path)
-                self._changed.notify()
-
-    def _work(self) -> None:
-        while True:
-            with self._changed:
-                if self._running and not self._paths:
-                    self._changed.wait(FOLLOW_EVERY if self._followed() else None)
-                if not self._running:
-                    return
-                batch, self._paths = self._paths, set()
-            for path in batch or self._followed():
-                self._library.fuse_invalidate_path(self._fuse, f"/{path}".encode("utf-8", "surrogateescape"))
-
-
-class _Fuse(binding.FUSE):  # type: ignore[misc]  # the fallback binding has no types
-    """The binding with three of its holes mended: rename's flags, truncate's handle, readdirplus (libfuse 3)."""
-
-    def readdir_fuse_3(self, path: bytes, buffer: Any, filler: Any, offset: int, fip: Any, flags: int) -> int:
-        """With readdirplus the kernel gets the attributes along with the names, and need not ask for them.
-
-        libfuse passes them on only if each entry comes with the offset of the next.
-        """
-        status = binding.c_stat()
-        plus = FILL_DIR_PLUS if flags & READDIR_PLUS else 0
-        entries = self.operations.entries(self._text(path), fip.contents.fh, offset)
-        for following, (name, mode, ino, attr) in enumerate(entries[offset:], offset + 1):
-            if attr is None:
-                status.st_mode, status.st_ino = mode, ino
-            else:
-                _fill(status, attr)
-            encoded = name.encode(self.encoding, self.errors)
-            if filler(buffer, encoded, status, following, plus if attr else 0):
-                break
-        return 0
-
-    def rename_fuse_3(self, old: bytes, new: bytes, flags: int) -> int:
-        return int(self.operations.rename(self._text(old), self._text(new), flags))
-
-    def truncate_fuse_3(self, path: bytes, length: int, fip: Any) -> int:
-        fi = fip.contents if fip else None
-        return int(self.operations.truncate(self._text(path), length, fi))
-
-    def _text(self, path: bytes) -> str:
-        return path.decode(self.encoding, self.errors)
-
-
-def serve(operations: Operations, mountpoint: str, *, options: dict[str, str | bool]) -> None:
-    """Mount and serve until unmounted, in this thread. Raises RuntimeError if libfuse refuses."""
-    if library_version() >= (3, 12):
-        options = {**options, "max_threads": str(THREADS)}
-    _Fuse(operations, mountpoint, raw_fi=True, encoding="utf-8", foreground=True, **options)
-
-
-def library_version() -> tuple[int, int]:
-    """Of the libfuse in use."""
-    return (
-        int(getattr(binding, "fuse_version_major", 2)),
-        int(getattr(binding, "fuse_version_minor", 9)),
-    )

@@ -1,43 +1,24 @@
-"""The commands. The only module that imports click; every failure is one line on stderr and a status of 1."""
+"""`mount` and `umount`."""
 
 from __future__ import annotations
 
-import errno
-import json
 import logging
 import os
 import re
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
-from cloudsimfs import __version__, config, datacache, mountpoint
-from cloudsimfs.control import SIMULATIONS, STATE
+from cloudsimfs import config, mountpoint
+from cloudsimfs.cli.base import main
+from cloudsimfs.cli.running import drain, read_status
 from cloudsimfs.daemon import run_in_background, set_up_logging
-from cloudsimfs.errors import CloudsimfsError, ConfigError, MountError
+from cloudsimfs.errors import ConfigError, MountError
 from cloudsimfs.journal import count_pending
-from cloudsimfs.service.redact import redact
 
 EXIT_TIMEOUT = 30.0  # seconds `umount` waits for the daemon to end after the unmount
-
-
-class _Group(click.Group):
-    """Turns this package's errors into click's: one line, exit status 1."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except CloudsimfsError as error:
-            raise click.ClickException(redact(str(error))) from error
-
-
-@click.group(cls=_Group, context_settings={"auto_envvar_prefix": "CLOUDSIMFS", "show_default": True})
-@click.version_option(__version__, prog_name="cloudsimfs")
-def main() -> None:
-    """Mount a cloud simulation service as a drive, and drive its runs through files."""
 
 
 @main.command(context_settings={"auto_envvar_prefix": "CLOUDSIMFS"})
@@ -170,9 +151,9 @@ def umount(directory: Path, lazy: bool, no_wait: bool) -> None:
         raise MountError(f"{directory}: no cloudsimfs is mounted there")
     daemon = None
     try:
-        daemon = int(_status(directory)["pid"])
+        daemon = int(read_status(directory)["pid"])
         if not no_wait:
-            _drain(directory)  # if a file is open, unmounting says so, or was asked to be lazy
+            drain(directory)  # if a file is open, unmounting says so, or was asked to be lazy
     except OSError as error:
         if error.errno not in mountpoint.DEAD:
             raise MountError(f"{directory}: {error.strerror}") from error
@@ -180,75 +161,6 @@ def umount(directory: Path, lazy: bool, no_wait: bool) -> None:
     mountpoint.unmount(directory, lazy=lazy)
     if daemon is not None and not lazy:
         _wait_for_end(daemon)
-
-
-@main.command()
-@click.argument("path", type=click.Path(path_type=Path))
-def refresh(path: Path) -> None:
-    """Have PATH, a folder or file in a mount, and all below it looked at anew."""
-    top = _mount_of(path)
-    (top / STATE / "refresh").write_text(str(path.absolute()))
-
-
-@main.command()
-@click.argument("path", type=click.Path(path_type=Path), default=".")
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
-def status(path: Path, as_json: bool) -> None:
-    """What waits for upload, how full the cache is, and how many API calls are left, of the mount PATH is in."""
-    top = _mount_of(path) / STATE
-    click.echo((top / ("status.json" if as_json else "status")).read_text(), nl=False)
-
-
-@main.command()
-@click.argument("path", type=click.Path(path_type=Path), default=".")
-def flush(path: Path) -> None:
-    """Wait until all that was written in the mount PATH is in is on the service."""
-    top = _mount_of(path)
-    if not _drain(top):
-        raise MountError((top / SIMULATIONS / "error").read_text().strip())
-
-
-def _mount_of(path: Path) -> Path:
-    """The mount point above a path. Raises MountError."""
-    for top in [path.absolute(), *path.absolute().parents]:
-        if mountpoint.mount_type(top) == mountpoint.FS_TYPE:
-            return top
-    raise MountError(f"{path}: not inside a cloudsimfs mount")
-
-
-def _status(directory: Path) -> dict[str, Any]:
-    found = json.loads((directory / STATE / "status.json").read_text())
-    assert isinstance(found, dict)
-    return found
-
-
-def _drain(directory: Path) -> bool:
-    """Have everything uploaded, showing how far it is. Raises MountError with what remains.
-
-    False if a file is still open for writing.
-    """
-    flush = directory / STATE / "flush"
-    pending = _status(directory)["pending"]
-    with click.progressbar(length=len(pending), label="uploading", hidden=not pending) as bar:
-        while True:
-            try:
-                flush.write_text("1")
-                bar.update(len(pending) - bar.pos)
-                return True
-            except TimeoutError:
-                bar.update(max(0, len(pending) - len(_status(directory)["pending"]) - bar.pos))
-            except BlockingIOError:
-                break
-            except OSError as error:
-                if error.errno != errno.EBUSY:
-                    raise
-                return False
-    left = _status(directory)["pending"]
-    reason = next((job["error"] for job in left if job["error"]), "unknown reason")
-    raise MountError(
-        f"{len(left)} operations are not on the service yet: {reason}. They are safe in "
-        f"{_status(directory)['cache']['directory']}; --no-wait unmounts now, and the next mount goes on"
-    )
 
 
 def _wait_for_end(pid: int) -> None:
@@ -264,65 +176,3 @@ def _has_ended(pid: int) -> bool:
     except OSError:
         return True
     return state in "ZX"  # a container's init may never reap it (proc_pid_stat(5))
-
-
-@main.group()
-def cache() -> None:
-    """What is kept on disk of files that were read: by account, mounted or not."""
-
-
-def _cache_options(command: Callable[..., None]) -> Callable[..., None]:
-    url = click.option("--url", envvar="CLOUDSIMFS_URL", help="The service's address; default: all that are there.")
-    place = click.option("--cache-dir", envvar="CLOUDSIMFS_CACHE_DIR", type=click.Path(path_type=Path))
-    return url(place(command))
-
-
-@cache.command()
-@_cache_options
-@click.option("--json", "as_json", is_flag=True, help="For programs; sizes in bytes.")
-def show(url: str | None, cache_dir: Path | None, as_json: bool) -> None:
-    """How much the cache holds, and where."""
-    found = {str(directory): datacache.measure(directory) for directory in config.account_dirs(cache_dir, url)}
-    if as_json:
-        click.echo(json.dumps({place: {"bytes": used, "files": files} for place, (used, files) in found.items()}))
-        return
-    for place, (used, files) in found.items():
-        click.echo(f"{place}: {used / 2**20:.1f} MiB in {files} files")
-
-
-@cache.command()
-@_cache_options
-def clear(url: str | None, cache_dir: Path | None) -> None:
-    """Remove what is cached and stored on the service; what waits for its upload stays. Not while it is mounted."""
-    for directory in config.account_dirs(cache_dir, url):
-        click.echo(f"{directory}: {datacache.clear(directory) / 2**20:.1f} MiB freed")
-
-
-@main.command()
-@click.option("--host", default="127.0.0.1")
-@click.option("--port", default=8765)
-@click.option("--key-file", type=click.Path(path_type=Path), help="Write the API key into this file.")
-@click.option("--calls-per-hour", default=500, help="The account's limit; 0 for none.")
-@click.option("--data-dir", type=click.Path(path_type=Path), help="Where files live; default: gone at the end.")
-def sandbox(host: str, port: int, key_file: Path | None, calls_per_hour: int, data_dir: Path | None) -> None:
-    """Run the embedded service in the foreground: API v1 and v2, and runs that really compute."""
-    try:
-        from cloudsimfs.sandbox import Sandbox, Settings, serve_forever
-    except ImportError as error:
-        raise ConfigError(f"{error.name} is missing; install it: pip install 'cloudsimfs[sandbox]'") from error
-
-    def announce(box: Sandbox) -> None:
-        if key_file is not None:
-            key_file.unlink(missing_ok=True)
-            with open(os.open(key_file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
-                file.write(box.key + "\n")
-        click.echo(f"the sandbox listens at {box.url}" + (f", key in {key_file}" if key_file else ""))
-
-    serve_forever(
-        host=host,
-        port=port,
-        data_dir=data_dir,
-        key=None,
-        settings=Settings(hourly_limit=calls_per_hour),
-        announce=announce,
-    )

@@ -1,0 +1,73 @@
+"""What a mount holds and does: `status`, `refresh`, `flush`, `cache`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+from cloudsimfs import config, datacache
+from cloudsimfs.cli.base import main
+from cloudsimfs.cli.running import drain, mount_of
+from cloudsimfs.control import SIMULATIONS, STATE
+from cloudsimfs.errors import MountError
+
+
+@main.command()
+@click.argument("path", type=click.Path(path_type=Path))
+def refresh(path: Path) -> None:
+    """Have PATH, a folder or file in a mount, and all below it looked at anew."""
+    top = mount_of(path)
+    (top / STATE / "refresh").write_text(str(path.absolute()))
+
+
+@main.command()
+@click.argument("path", type=click.Path(path_type=Path), default=".")
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+def status(path: Path, as_json: bool) -> None:
+    """What waits for upload, how full the cache is, and how many API calls are left, of the mount PATH is in."""
+    top = mount_of(path) / STATE
+    click.echo((top / ("status.json" if as_json else "status")).read_text(), nl=False)
+
+
+@main.command()
+@click.argument("path", type=click.Path(path_type=Path), default=".")
+def flush(path: Path) -> None:
+    """Wait until all that was written in the mount PATH is in is on the service."""
+    top = mount_of(path)
+    if not drain(top):
+        raise MountError((top / SIMULATIONS / "error").read_text().strip())
+
+
+@main.group()
+def cache() -> None:
+    """What is kept on disk of files that were read: by account, mounted or not."""
+
+
+def _cache_options(command: Callable[..., None]) -> Callable[..., None]:
+    url = click.option("--url", envvar="CLOUDSIMFS_URL", help="The service's address; default: all that are there.")
+    place = click.option("--cache-dir", envvar="CLOUDSIMFS_CACHE_DIR", type=click.Path(path_type=Path))
+    return url(place(command))
+
+
+@cache.command()
+@_cache_options
+@click.option("--json", "as_json", is_flag=True, help="For programs; sizes in bytes.")
+def show(url: str | None, cache_dir: Path | None, as_json: bool) -> None:
+    """How much the cache holds, and where."""
+    found = {str(directory): datacache.measure(directory) for directory in config.account_dirs(cache_dir, url)}
+    if as_json:
+        click.echo(json.dumps({place: {"bytes": used, "files": files} for place, (used, files) in found.items()}))
+        return
+    for place, (used, files) in found.items():
+        click.echo(f"{place}: {used / 2**20:.1f} MiB in {files} files")
+
+
+@cache.command()
+@_cache_options
+def clear(url: str | None, cache_dir: Path | None) -> None:
+    """Remove what is cached and stored on the service; what waits for its upload stays. Not while it is mounted."""
+    for directory in config.account_dirs(cache_dir, url):
+        click.echo(f"{directory}: {datacache.clear(directory) / 2**20:.1f} MiB freed")
