@@ -27,6 +27,7 @@ from cloudsimfs.fetching import Fetcher, FetchPool, Flight, Interrupted, Source,
 from cloudsimfs.rangelog import RangeLog
 from cloudsimfs.ranges import RangeSet
 from cloudsimfs.readahead import MOST_AHEAD, MOST_PIECE, Window
+from cloudsimfs.rows import Bytes
 
 BLOCK = 1 << 20  # bytes read from disk at a time for an upload
 PAGE = 4096  # bytes; what a hole in a file consists of
@@ -208,6 +209,18 @@ class Content:
             if self._log is not None and self._log.path != log.path:
                 self._log.remove()
             self._log = log
+
+    def describe(self) -> Bytes:
+        """What the journal is to know of it."""
+        with self.lock:
+            return Bytes(
+                backing=self.backing.name,
+                size=self.size,
+                source=None if self.source is None else self.source.entry,
+                etag=None if self.source is None else self.source.etag,
+                remote_end=self.remote_end,
+                present=tuple(self.present),
+            )
 
     def restore(self, size: int, remote_end: int, present: Iterable[tuple[int, int]]) -> None:
         """The state a journal row or a log speaks of; before anybody uses it."""

@@ -22,16 +22,18 @@ import secrets
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from cloudsimfs import growth, rangelog
 from cloudsimfs.content import Content, disk_usage
 from cloudsimfs.errors import MountError, NoSpace
-from cloudsimfs.fetching import FetchPool, Source
-from cloudsimfs.journal import FileRow, Journal
-from cloudsimfs.rangelog import RangeLog, Version
+from cloudsimfs.fetching import FetchPool, Source, disk_failure
+from cloudsimfs.filecopy import copy_file
+from cloudsimfs.journal import Journal
+from cloudsimfs.rangelog import RangeLog, Record, Version
 from cloudsimfs.readahead import MOST_AHEAD
+from cloudsimfs.rows import Bytes
 from cloudsimfs.service import Client
 from cloudsimfs.service.model import Entry
 
@@ -175,28 +177,48 @@ class DataCache:
                 replaced.evict()
             self._insert(entry, content)
 
-    def is_whole(self, row: FileRow) -> bool:
-        """Whether the backing file a row needs is there; zeros in its place must never be read or uploaded."""
-        needed = row.present or row.size > row.remote_end
-        return not needed or (self._data / row.backing).exists()
+    def copy_of(self, content: Content, size: int) -> Content:
+        """The first `size` bytes of a content that nobody writes to meanwhile, for somebody to write to.
 
-    def restore(self, row: FileRow) -> Content:
-        """The content a journal row speaks of. What was written and fetched since the row is in the log."""
-        backing, size, end, log = self._data / row.backing, row.size, row.remote_end, None
-        present: Iterable[tuple[int, int]] = row.present
+        What is still to be fetched is fetched for each of the two. Raises NoSpace.
+        """
+        held = content.describe()
+        if size == 0:
+            return self.empty()
+        self.claim(disk_usage(content.backing))  # at most; shared blocks are counted twice
+        held = replace(held, backing=self._fresh().name)
+        try:
+            copy_file(content.backing, self._data / held.backing, size)
+        except OSError as error:
+            raise disk_failure(error) from error
+        return self._local(held, size)
+
+    def is_whole(self, held: Bytes) -> bool:
+        """Whether the backing file a row needs is there; zeros in its place must never be read or uploaded."""
+        needed = held.present or held.size > held.remote_end
+        return not needed or (self._data / held.backing).exists()
+
+    def file_size(self, held: Bytes) -> int:
+        """Bytes that were written by the daemon that died, whatever its rows say; -1 if the file is gone."""
+        return _size(self._data / held.backing)
+
+    def restore(self, held: Bytes) -> Content:
+        """The content a journal row speaks of. What was fetched and cut off since the row is in the log."""
+        record = rangelog.load(_log_of(self._data / held.backing, LOCAL))
+        if held.source is None or record is None or record.version != held.source.version:
+            return self._local(held, held.size)
+        end, present = min(held.remote_end, record.end), (*held.present, *record.present)
+        return self._local(replace(held, remote_end=end, present=present), held.size, record)
+
+    def _local(self, held: Bytes, size: int, record: Record | None = None) -> Content:
+        """A content with local truth in a backing file that is there. `record`: what its log says."""
+        backing, source, log = self._data / held.backing, None, None
         path = _log_of(backing, LOCAL)
-        record = rangelog.load(path)
-        if row.state == "open" and backing.exists():
-            size = backing.stat().st_size  # the row is as old as the first change
-        if row.source is not None:
-            if record is not None and record.version == row.source.version:
-                end, present = min(end, record.end), [*present, *record.present]
-                log = RangeLog(path, row.source, record)
-            else:
-                log = RangeLog(path, row.source)
-        source = None if row.source is None else Source(self._client, row.source, etag=row.etag)
+        if held.source is not None:
+            source = Source(self._client, held.source, etag=held.etag)
+            log = RangeLog(path, held.source, record)
         content = Content(backing, self, size=size, source=source, log=log)
-        content.restore(size, end, present)
+        content.restore(size, held.remote_end, held.present)
         content.make_local(path)
         return content
 
@@ -293,7 +315,7 @@ def clear(directory: Path) -> int:
     lock = _lock_directory(directory)
     try:
         journal = Journal(directory / "journal.db")
-        keep = {row.backing for row in journal.files()}
+        keep = {row.bytes.backing for row in journal.files()} | {row.bytes.backing for row in journal.drafts()}
         journal.close()
         freed = 0
         for file in (directory / "data").iterdir():

@@ -98,7 +98,7 @@ def _move_file(tree: Tree, inode: Inode, new: str, target: Node | None) -> Gone 
         tree.forget_attr(old)
         tree.keep_attr(new, inode.attr)
         if was_open_dirty:
-            tree.journal.save_file(tree.writeback.row(inode, "closed" if inode.committed else "open"))
+            tree.writeback.moved(inode)
         else:
             tree.writeback.commit(inode)
             inode.move("close")

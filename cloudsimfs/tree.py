@@ -170,7 +170,7 @@ class Tree:
             inode.unlinked = True
             self._drop_content(inode)
         inode.move("confirmed")
-        inode.entry, inode.uploaded = entry, False
+        inode.entry, inode.uploaded, inode.closed_size = entry, False, None
 
     def _drop_content(self, inode: Inode) -> None:
         if inode.opens == 0:

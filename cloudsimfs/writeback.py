@@ -21,8 +21,9 @@ from cloudsimfs import paths
 from cloudsimfs.clock import Clock
 from cloudsimfs.content import Content
 from cloudsimfs.errors import Cancelled, NoSuchEntry, NotOffered, Refused, Stale, WrongState
-from cloudsimfs.inode import Gone, Inode, WriteState
-from cloudsimfs.journal import FileRow, GoneRow, Journal
+from cloudsimfs.inode import ANYBODY, NOBODY, Gone, Inode, WriteState
+from cloudsimfs.journal import Journal
+from cloudsimfs.rows import DraftRow, FileRow, GoneRow
 from cloudsimfs.service import Client, Urgency
 from cloudsimfs.service.model import Entry
 from cloudsimfs.syncer import Syncer
@@ -84,43 +85,67 @@ class Writeback:
 
     # -- files -------------------------------------------------------------------------------------------
 
-    def row(self, inode: Inode, state: str) -> FileRow:
-        """The journal row of the inode as it is now. The caller holds the inode's lock."""
-        content = inode.content
-        assert content is not None
-        assert inode.attr.ino is not None
-        with content.lock:
-            return FileRow(
-                ino=inode.attr.ino,
-                path=inode.path,
-                backing=content.backing.name,
-                size=content.size,
-                state=state,
-                generation=inode.generation,
-                uploaded=inode.uploaded,
-                base=inode.entry,
-                source=None if content.source is None else content.source.entry,
-                etag=None if content.source is None else content.source.etag,
-                remote_end=content.remote_end,
-                present=tuple(content.present),
-                stored_ns=inode.stored_ns,
-            )
-
     def changed(self, inode: Inode) -> None:
-        """The inode leaves a closed state: its upload is called off. The caller holds the inode's lock."""
+        """The inode has left a closed state, or goes on in a copy: no upload. The caller holds the inode's lock."""
         self.forget(inode)
-        self._journal.save_file(self.row(inode, "open"))
+        self.save_draft(inode)
 
-    def commit(self, inode: Inode) -> None:
-        """The bytes as they are now are a closed state (step 2 of the journal). The caller holds the inode's lock."""
-        if inode.committed or inode.unlinked or inode.state is WriteState.CLEAN:
+    def save_draft(self, inode: Inode) -> None:
+        """Journal where the bytes are that are being written. The caller holds the inode's lock."""
+        if inode.unlinked:
+            return
+        assert inode.content is not None
+        row = DraftRow(
+            ino=_number(inode),
+            path=inode.path,
+            generation=inode.generation,
+            uploaded=inode.uploaded,
+            base=inode.entry,
+            since_ns=inode.since_ns,
+            kept=False,
+            bytes=inode.content.describe(),
+        )
+        self._journal.save_draft(row, closed=inode.has_closed)
+
+    def _save_file(self, inode: Inode, state: str) -> None:
+        assert inode.content is not None
+        row = FileRow(
+            ino=_number(inode),
+            path=inode.path,
+            state=state,
+            generation=inode.generation,
+            uploaded=inode.uploaded,
+            base=inode.entry,
+            stored_ns=inode.stored_ns,
+            bytes=inode.content.describe(),
+        )
+        self._journal.save_file(row)
+
+    def moved(self, inode: Inode) -> None:
+        """An inode that is open and changed has a new name. The caller holds the inode's lock."""
+        with self._journal.transaction():
+            if inode.has_closed:
+                self._journal.move_file(_number(inode), inode.path, inode.entry, uploaded=inode.uploaded)
+            if not inode.committed:
+                self.save_draft(inode)
+
+    def commit(self, inode: Inode, by: int = NOBODY) -> None:
+        """The bytes as they are now are a closed state (step 2 of the journal). The caller holds the inode's lock.
+
+        `by` is the handle that was closed, ANYBODY for fsync(2): who may write on without the state being kept.
+        """
+        if inode.unlinked or inode.state is WriteState.CLEAN:
+            return
+        if inode.committed:
+            inode.closed_by = inode.closed_by if by == ANYBODY else by
             return
         with self._journal.transaction():
-            self._journal.save_file(self.row(inode, "closed"))
+            self._save_file(inode, "closed")
             self._journal.save_attr(inode.path, inode.attr)
+        assert inode.content is not None
         inode.committed = True
-        if inode.content is not None:
-            self._syncer.closed(inode.content)
+        inode.closed_size, inode.closed_by = inode.content.size, by
+        self._syncer.closed(inode.content)
         with self.queue.lock:
             self._closing.add(inode)
         if inode.superseded is not None:
@@ -198,7 +223,7 @@ class Writeback:
             inode.move("stored")
             inode.stored_ns, inode.stored_at = stored.stored_ns, self._clock.monotonic()
             if not inode.unlinked:
-                self._journal.save_file(self.row(inode, "stored"))
+                self._save_file(inode, "stored")
         log.info("stored /%s (%d bytes)", job.path, job.size)
         self.release_deletes(inode)
         self._on_stored(inode)
@@ -413,3 +438,8 @@ class Writeback:
     def pending(self) -> list[Job]:
         """What is not on the service yet, for `status`."""
         return self.queue.pending()
+
+
+def _number(inode: Inode) -> int:
+    assert inode.attr.ino is not None
+    return inode.attr.ino

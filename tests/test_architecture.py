@@ -25,10 +25,10 @@ IMPORTERS = {
 """Third parties, and SQLite: the only modules, or packages of modules, that may import them."""
 
 LAYERS = [
-    {"errors", "paths", "ranges", "readahead", "growth"},
+    {"errors", "paths", "ranges", "readahead", "growth", "filecopy"},
     {"clock"},
     {"service"},
-    {"attrs"},
+    {"attrs", "rows"},
     {"inode", "content", "fetching", "rangelog", "listings", "walks", "workqueue"},
     {"journal", "overlay", "dcache"},
     {"datacache"},
