@@ -300,8 +300,8 @@ class Content:
             raise Stale(str(error)) from error
         return bytes(data)
 
-    def complete(self) -> None:
-        """Fetch all that is still absent, before an upload or before the version disappears."""
+    def complete(self, interrupted: Interrupted = never) -> None:
+        """Fetch all that is still absent, before an upload or before the version disappears. Raises as `read`."""
         while True:
             with self.lock:
                 hole = next(iter(self.missing_locked(0, self.remote_end)), None)
@@ -312,7 +312,7 @@ class Content:
                     start, end, Window(start, min(self.remote_end, start + MOST_AHEAD), MOST_PIECE)
                 )
             if waiter is not None:
-                self._fetcher.wait(waiter)
+                self._fetcher.wait(waiter, interrupted)
 
     def blocks(self, still_wanted: Callable[[], bool]) -> Iterator[bytes]:
         """The whole file for an upload. Raises Cancelled as soon as `still_wanted` says no.

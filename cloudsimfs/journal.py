@@ -136,6 +136,24 @@ def count_pending(path: Path) -> int:
         return 0
 
 
+def read_drafts(path: Path) -> list[DraftRow]:
+    """The drafts in the journal at `path`, which another mount may have open. Raises MountError."""
+    try:
+        with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
+            return _drafts(db)
+    except sqlite3.Error as error:
+        raise MountError(f"{path}: the journal cannot be read: {error}") from None
+
+
+def _drafts(db: sqlite3.Connection) -> list[DraftRow]:
+    return [
+        DraftRow(ino, path, generation, bool(uploaded), unpack(base), since, bool(kept), unpack_bytes(*held))
+        for ino, path, generation, uploaded, base, since, kept, *held in db.execute(
+            "SELECT * FROM draft ORDER BY rowid"
+        )
+    ]
+
+
 class Journal:
     """Open (and create, 0600) the journal at `path`. Raises MountError if it cannot be used."""
 
@@ -286,11 +304,7 @@ class Journal:
 
     def drafts(self) -> list[DraftRow]:
         with self.lock:
-            rows = self._db.execute("SELECT * FROM draft ORDER BY rowid").fetchall()
-        return [
-            DraftRow(ino, path, generation, bool(uploaded), unpack(base), since, bool(kept), unpack_bytes(*held))
-            for ino, path, generation, uploaded, base, since, kept, *held in rows
-        ]
+            return _drafts(self._db)
 
     def keep_draft(self, ino: int, held: Bytes) -> None:
         """The daemon that wrote it died. `held`: where its bytes are from now on."""

@@ -34,6 +34,7 @@ from cloudsimfs.journal import Journal
 from cloudsimfs.kernel import library_version, serve
 from cloudsimfs.listings import ListingStore
 from cloudsimfs.operations import Operations
+from cloudsimfs.recovery import Recovery
 from cloudsimfs.replay import replay
 from cloudsimfs.runs import Runs
 from cloudsimfs.service import Client, connect
@@ -176,6 +177,12 @@ class Mount:
             for path in run_paths(run_ids):
                 self._operations.kernel_cache.invalidate(path)
 
+    def drafts(self) -> list[dict[str, object]]:
+        return [asdict(draft) for draft in self._files.recovery.drafts()]
+
+    def recover(self, command: str) -> None:
+        self._files.recovery.command(command, bound=FLUSH_BOUND)
+
     def flush(self) -> None:
         """Wait until all is stored. Raises TimedOut when it takes longer than one write may: write again."""
         try:
@@ -197,7 +204,7 @@ class Mount:
             "url": self._config.url,
             "mountpoint": str(self._mountpoint),
             "pending": pending,
-            "half_written": self._files.tree.half_written(),
+            "recover": [draft.path for draft in self._files.recovery.drafts()],
             "cache": {"directory": str(self._config.cache_dir), "used": used, "limit": limit},
             "open_files": self._files.handles.count,
             "budget": asdict(self.client.budget.snapshot()),
@@ -218,8 +225,8 @@ class Mount:
             turns = time.strftime("%H:%M", time.localtime(budget.resets_at))
             lines.append(f"waiting   {budget.waiting} calls, for the hour to turn at {turns}")
         lines += [
-            f"kept      /{path}: was open for writing when the daemon died; `: >> {path}` uploads it as it is"
-            for path in self._files.tree.half_written()[:10]
+            f"kept      /{draft.path}: was open for writing when the daemon died; see `cloudsimfs recover`"
+            for draft in self._files.recovery.drafts()[:10]
         ]
         lines += [f"waiting   /{job.path}: {job.error}" for job in pending if job.error][:10]
         return "".join(f"{line}\n" for line in lines)
@@ -265,6 +272,7 @@ class _Files:
         )
         self.tree = Tree(self.dcache, self.datacache, self.writeback, self.journal, owner=_owner(config), clock=clock)
         self.handles = Handles(self.tree, self.datacache, self.writeback, self.syncer)
+        self.recovery = Recovery(self.tree, self.handles)
 
 
 def _owner(config: Config) -> Owner:

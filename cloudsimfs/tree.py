@@ -21,7 +21,7 @@ from cloudsimfs.clock import Clock
 from cloudsimfs.content import Content
 from cloudsimfs.datacache import DataCache
 from cloudsimfs.dcache import DCache, Listing
-from cloudsimfs.errors import IsDirectory, NotDirectory, NotFound, ServiceError
+from cloudsimfs.errors import IsDirectory, NotDirectory, NotFound, ServiceError, WrongState
 from cloudsimfs.inode import Attr, Gone, Inode, WriteState
 from cloudsimfs.journal import Journal
 from cloudsimfs.overlay import HIDDEN_PREFIX, Item, Overlay, is_ours, unknown_folder
@@ -293,11 +293,21 @@ class Tree:
                     elif not inode.has_local_truth and self.overlay.get(inode.path) is inode:
                         self.overlay.pop(inode.path)
 
-    def half_written(self) -> list[str]:
+    def half_written(self) -> list[Inode]:
         """Files that were open for writing when the last daemon died: kept, and not uploaded."""
         with self.lock:
-            dirty = [node for node in self.overlay.inodes() if node.state is WriteState.DIRTY]
-            return sorted(inode.path for inode in dirty if not inode.opens and not inode.is_dir)
+            dirty = [node for node in self.overlay.inodes() if node.state is WriteState.DIRTY and not node.opens]
+            return sorted(dirty, key=lambda inode: inode.path)
+
+    def give_up(self, inode: Inode) -> None:
+        """What was written here and never closed goes; its name has what the service has."""
+        with self.lock, self.journal.transaction():
+            if inode.opens:
+                raise WrongState(f"/{inode.path} is open")
+            self.overlay.pop(inode.path)
+            self.detach(inode)
+            self.forget_attr(inode.path)
+        self.dcache.invalidate(paths.parent(inode.path))
 
     def is_superseded(self, inode: Inode) -> bool:
         """Whether a listing has shown another version under the path of a file that is open for reading."""

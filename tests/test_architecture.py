@@ -37,6 +37,7 @@ LAYERS = [
     {"tree"},
     {"changes", "replay", "handles"},
     {"rename", "runs"},
+    {"recovery"},
     {"control", "config", "mountpoint", "kernel"},
     {"operations"},
     {"mount", "daemon"},
