@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Protocol
 
 from cloudsimfs import growth
-from cloudsimfs.errors import BadHandle, Cancelled, NoSpace, ServiceError, Stale, VersionChanged
-from cloudsimfs.fetching import Fetcher, FetchPool, Flight, Interrupted, Source, Waiter, never
+from cloudsimfs.errors import BadHandle, Cancelled, CloudsimfsError, NoSpace, ServiceError, Stale, VersionChanged
+from cloudsimfs.fetching import Fetcher, FetchPool, Flight, Interrupted, Source, Waiter, disk_failure, never
 from cloudsimfs.rangelog import RangeLog
 from cloudsimfs.ranges import RangeSet
 from cloudsimfs.readahead import MOST_AHEAD, MOST_PIECE, Window
@@ -42,6 +42,9 @@ class Room(Protocol):
 
     def claim(self, size: int) -> None:
         """Space for bytes about to be kept. Raises NoSpace."""
+
+    def relieve(self, size: int) -> bool:
+        """The disk is full before the limit is reached: whether something could be evicted."""
 
 
 class Content:
@@ -65,6 +68,8 @@ class Content:
         self.size = size  # bytes; guarded by lock
         self.remote_end = size if source is not None else 0  # guarded by lock
         self.present = RangeSet()  # guarded by lock
+        # What a program could not write, the disk being full, and did not write since: it is no state of the file.
+        self.lacking = RangeSet()  # guarded by lock
         # What the kernel's pages are known by: it sees every write, so they are right as long as the content lives.
         self.identity = next(self._serials)
         self._is_local = source is None  # its bytes differ from the version; guarded by lock
@@ -230,21 +235,41 @@ class Content:
         self.present.clip(self.remote_end)
 
     def write(self, data: bytes, offset: int) -> int:
-        end = offset + len(data)
+        """The number of bytes written, less than all of them if the disk is full then. Raises NoSpace."""
         with self.lock:
-            self._room.claim(len(data))
             done = 0
-            while done < len(data):  # a nearly full disk may take a part only
-                done += os.pwrite(self._open_fd(), data[done:] if done else data, offset + done)
+            try:
+                self._room.claim(len(data))
+                while done < len(data):  # a nearly full disk may take a part only
+                    done += self._write_locked(data[done:] if done else data, offset + done)
+            except CloudsimfsError:
+                self.lacking.add(offset + done, offset + len(data))
+                if not done:
+                    raise
+            end = offset + done
             if offset < self.remote_end:
                 self._add_locked(offset, min(end, self.remote_end))
+            self.lacking.remove(offset, end)
             self.size = max(self.size, end)
-        return len(data)
+        return done
+
+    def _write_locked(self, data: bytes, offset: int) -> int:
+        try:
+            return os.pwrite(self._open_fd(), data, offset)
+        except OSError as error:
+            failure = disk_failure(error)
+            if not isinstance(failure, NoSpace) or not self._room.relieve(len(data)):
+                raise failure from error
+        try:
+            return os.pwrite(self._open_fd(), data, offset)
+        except OSError as error:
+            raise disk_failure(error) from error
 
     def truncate(self, size: int) -> None:
         with self.lock:
             os.ftruncate(self._open_fd(), size)
             self.size = size
+            self.lacking.clip(size)
             if size < self.remote_end:
                 self.remote_end = size
                 self.present.clip(size)

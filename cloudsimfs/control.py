@@ -140,9 +140,7 @@ class Control:
             f"{SIMULATIONS}/error": text(lambda: self._error),
             f"{SIMULATIONS}/budget": text(self._budget_text),
             f"{SIMULATIONS}/latest": Folder(lambda: sorted(self._latest())),
-            STATE: Folder(
-                lambda: ["status", "status.json", "pending", "recover", "recover.json", "refresh", "flush"]
-            ),
+            STATE: Folder(lambda: list(STATE_NAMES)),
             f"{STATE}/status": text(mounted.status_text),
             f"{STATE}/status.json": text(lambda: _json(mounted.status())),
             f"{STATE}/pending": text(mounted.pending_text),

@@ -268,6 +268,14 @@ class DataCache:
                 raise NoSpace(f"the cache is full of data that waits for upload ({self._limit} bytes)")
             self._used += size
 
+    def relieve(self, size: int) -> bool:
+        """The disk is full before the limit is reached: evict as much, and whether that freed anything."""
+        with self._lock:
+            self._measure()
+            before = self._used
+            self._make_room(size + SLACK)
+            return self._used < before
+
     def _measure(self) -> None:
         self._used = sum(disk_usage(file) for file in self.data.iterdir())
 

@@ -11,6 +11,7 @@ closed state is copied, and Inode.lock, in this order.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import threading
@@ -21,7 +22,7 @@ from dataclasses import dataclass, replace
 from cloudsimfs import changes
 from cloudsimfs.content import Content
 from cloudsimfs.datacache import DataCache
-from cloudsimfs.errors import BadHandle, CloudsimfsError, Invalid, Stale
+from cloudsimfs.errors import BadHandle, CloudsimfsError, Invalid, NoSpace, Stale
 from cloudsimfs.fetching import Interrupted, never
 from cloudsimfs.inode import ANYBODY, Inode, WriteState
 from cloudsimfs.syncer import Syncer
@@ -205,7 +206,12 @@ class Handles:
             assert content is not None
             if not inode.holds_closed(start) or inode.closed_by in (fh, ANYBODY):
                 return None
-        return self._datacache.copy_of(content, content.size if keep is None else min(keep, content.size))
+        try:
+            return self._datacache.copy_of(content, content.size if keep is None else min(keep, content.size))
+        except NoSpace:
+            if inode.is_stored:
+                return None  # the service has acknowledged these bytes: better than no room for them here
+            raise
 
     def _change(self, inode: Inode, start: int, copy: Content | None) -> None:
         """The bytes from `start` on are about to change. The caller holds the inode's lock."""
@@ -260,7 +266,7 @@ class Handles:
         if handle is None:
             raise BadHandle(f"handle {fh}")
         if handle.writable:
-            with handle.inode.lock:
+            with handle.inode.lock, contextlib.suppress(CloudsimfsError):  # the last close() has said so
                 # a mapped page may have been written after the last flush
                 self._writeback.commit(handle.inode, by=fh)
         self._tree.close(handle.inode, write=handle.writable)

@@ -106,6 +106,8 @@ class Inode:
         self.uploaded = False  # guarded by lock
         # The store's clock when the last generation was stored, to tell our version from a newer one.
         self.stored_ns: int | None = None  # guarded by lock
+        self.stored_size = -1  # bytes of that generation; guarded by lock
+        self.in_doubt = False  # an upload has begun since whose outcome is not known; guarded by lock
         self.stored_at = math.inf  # monotonic seconds of that, or of the replay; guarded by lock
         # Local-only names (editor droppings, .fuse_hidden*) are never uploaded.
         self.local_only = False  # guarded by Tree.lock

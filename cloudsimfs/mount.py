@@ -14,6 +14,7 @@ from pathlib import Path
 from cloudsimfs import __version__, paths
 from cloudsimfs.clock import Clock, SystemClock
 from cloudsimfs.config import KERNEL_SHARE, Config, cache_limit
+from cloudsimfs.conflicts import Conflicts
 from cloudsimfs.control import Control, run_paths
 from cloudsimfs.datacache import DataCache
 from cloudsimfs.dcache import DCache
@@ -22,10 +23,10 @@ from cloudsimfs.errors import (
     KeyRefused,
     MountError,
     NotDirectory,
+    NotFinished,
     NotFound,
     ServerFault,
     TimedOut,
-    TryAgain,
     Unreachable,
     VersionNotEnabled,
 )
@@ -187,9 +188,7 @@ class Mount:
         """Wait until all is stored. Raises TimedOut when it takes longer than one write may: write again."""
         try:
             self._files.writeback.drain(timeout=FLUSH_BOUND)
-        except TryAgain as error:
-            if any(job.error for job in self._files.writeback.pending()):
-                raise
+        except NotFinished as error:
             raise TimedOut(str(error)) from error
 
     def status(self) -> dict[str, object]:
@@ -204,6 +203,7 @@ class Mount:
             "url": self._config.url,
             "mountpoint": str(self._mountpoint),
             "pending": pending,
+            "conflicts": [asdict(conflict) for conflict in self._files.conflicts.found()],
             "recover": [draft.path for draft in self._files.recovery.drafts()],
             "cache": {"directory": str(self._config.cache_dir), "used": used, "limit": limit},
             "open_files": self._files.handles.count,
@@ -227,6 +227,10 @@ class Mount:
         lines += [
             f"kept      /{draft.path}: was open for writing when the daemon died; see `cloudsimfs recover`"
             for draft in self._files.recovery.drafts()[:10]
+        ]
+        lines += [
+            f"conflict  /{conflict.path} was changed on the service too; yours is /{conflict.ours}"
+            for conflict in self._files.conflicts.found()[-10:]
         ]
         lines += [f"waiting   /{job.path}: {job.error}" for job in pending if job.error][:10]
         return "".join(f"{line}\n" for line in lines)
@@ -269,8 +273,10 @@ class _Files:
             on_deleted=lambda gone: self.tree.deleted(gone),
             find_entry=lambda path, since: self.tree.find_entry(path, since),
             may_delete_folder=lambda gone, since: self.tree.only_holds(gone, since),
+            evade_conflict=lambda inode: self.conflicts.evade(inode),
         )
         self.tree = Tree(self.dcache, self.datacache, self.writeback, self.journal, owner=_owner(config), clock=clock)
+        self.conflicts = Conflicts(self.tree, on_conflict=on_change)
         self.handles = Handles(self.tree, self.datacache, self.writeback, self.syncer)
         self.recovery = Recovery(self.tree, self.handles)
 

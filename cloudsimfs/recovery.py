@@ -104,6 +104,7 @@ class Recovery:
     def _upload(self, row: DraftRow) -> None:
         """As if it had been closed: the draft is the file from now on."""
         if not row.kept:
+            self._content(row).lacking.clip(0)  # it is wanted as it is
             fh = self._handles.open(row.path, os.O_WRONLY)
             self._handles.release(fh)
             return

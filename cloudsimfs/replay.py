@@ -62,6 +62,7 @@ def _replay_file(tree: Tree, row: FileRow) -> Inode:
     inode = _replay_inode(tree, row)
     inode.content = tree.datacache.restore(row.bytes)
     inode.stored_ns = row.stored_ns
+    inode.in_doubt = row.uploaded and row.state == "closed"
     inode.restore(row.state, row.bytes.size)
     inode.stored_at = tree.monotonic()
     tree.writeback.add_source(inode.content)

@@ -278,11 +278,7 @@ class Tree:
             inode.opens -= 1
             inode.writers -= write
             if write and inode.writers == 0:
-                with inode.lock:
-                    if inode.state is WriteState.DIRTY and not inode.unlinked:
-                        self.writeback.commit(inode)
-                        inode.move("close")
-                        self.writeback.enqueue(inode)
+                self.writeback.close(inode)
             if inode.opens == 0:
                 with inode.lock:
                     if inode.pinned and inode.content is not None:
@@ -411,6 +407,21 @@ class Tree:
         attr = self.attrs.get(path) or LocalAttr(ino=self.attrs.ino(path), mtime_ns=self.now_ns())
         self.overlay.put(path, Inode(path, is_dir=True, entry=unknown_folder(path), attr=attr))
         self.journal.save_folder(path)
+
+    def move_aside(self, inode: Inode, path: str) -> None:
+        """Its name has another file now: a closed, waiting inode goes on under a free one. Both locks are held."""
+        old = inode.path
+        self.writeback.forget(inode)
+        if self.overlay.get(old) is inode:
+            self.overlay.pop(old)
+        inode.attr = replace(inode.attr, mtime_ns=self.attr(old, inode).mtime_ns, version=None)
+        inode.path, inode.entry, inode.uploaded, inode.stored_ns = path, None, False, None
+        self.overlay.put(path, inode)
+        self.forget_attr(old)
+        self.keep_attr(path, inode.attr)
+        self.touch(paths.parent(path))
+        self.writeback.moved(inode)
+        self.writeback.enqueue(inode)
 
     # -- what write-back asks and says ---------------------------------------------------------------------
 

@@ -20,7 +20,17 @@ from collections.abc import Callable, Iterable
 from cloudsimfs import paths
 from cloudsimfs.clock import Clock
 from cloudsimfs.content import Content
-from cloudsimfs.errors import Cancelled, NoSuchEntry, NotOffered, Refused, Stale, WrongState
+from cloudsimfs.errors import (
+    Cancelled,
+    CloudsimfsError,
+    NoSpace,
+    NoSuchEntry,
+    NotOffered,
+    Refused,
+    Stale,
+    TryAgain,
+    WrongState,
+)
 from cloudsimfs.inode import ANYBODY, NOBODY, Gone, Inode, WriteState
 from cloudsimfs.journal import Journal
 from cloudsimfs.rows import DraftRow, FileRow, GoneRow
@@ -42,9 +52,10 @@ CACHE_HOLD = 1.0  # seconds between looks whether a burst of uploads is over
 class Writeback:
     """`delay` is seconds from the last close to the upload.
 
-    The four functions are called with no lock held. `find_entry(path, since)` looks for what is stored under a path
+    The five functions are called with no lock held. `find_entry(path, since)` looks for what is stored under a path
     in a listing asked for after `since` (monotonic seconds); `may_delete_folder` says whether a folder holds nothing
-    but what was deleted here.
+    but what was deleted here; `evade_conflict` gives a file another name if others have stored one under its own, and
+    says so.
     """
 
     def __init__(
@@ -59,6 +70,7 @@ class Writeback:
         on_deleted: Callable[[Gone], None],
         find_entry: Callable[[str, float], Entry | None],
         may_delete_folder: Callable[[Gone, float | None], bool],
+        evade_conflict: Callable[[Inode], bool],
     ) -> None:
         self._client = client
         self._journal = journal
@@ -69,11 +81,13 @@ class Writeback:
         self._on_deleted = on_deleted
         self._find_entry = find_entry
         self._may_delete_folder = may_delete_folder
+        self._evade_conflict = evade_conflict
         self.queue = WorkQueue(clock=clock, workers=WORKERS, name="writeback")
         self._uploads: dict[Inode, Job] = {}  # guarded by queue.lock
         self._deletes: dict[Gone, Job] = {}  # guarded by queue.lock
         # Committed, but not queued yet: the last release is on its way, or a writer goes on; guarded by queue.lock.
         self._closing: set[Inode] = set()
+        self._refused: dict[Inode, str] = {}  # closed, but not accepted, and why; guarded by queue.lock
         self._last_delete = 0.0  # monotonic seconds; guarded by queue.lock
         self._cache_queue = WorkQueue(clock=clock, workers=1, name="service-cache")
         self._cache_stale = False  # the service does not know of an upload's end; guarded by queue.lock
@@ -139,10 +153,12 @@ class Writeback:
         if inode.committed:
             inode.closed_by = inode.closed_by if by == ANYBODY else by
             return
+        assert inode.content is not None
+        if inode.content.lacking:
+            raise NoSpace(f"/{inode.path}: not all that was written found room on the disk")
         with self._journal.transaction():
             self._save_file(inode, "closed")
             self._journal.save_attr(inode.path, inode.attr)
-        assert inode.content is not None
         inode.committed = True
         inode.closed_size, inode.closed_by = inode.content.size, by
         self._syncer.closed(inode.content)
@@ -151,6 +167,21 @@ class Writeback:
         if inode.superseded is not None:
             inode.superseded.drop()
             inode.superseded = None
+
+    def close(self, inode: Inode) -> None:
+        """After the last handle that could write: upload what was written, unless close() could not accept it."""
+        with inode.lock:
+            if inode.state is not WriteState.DIRTY or inode.unlinked:
+                return
+            try:
+                self.commit(inode)
+            except CloudsimfsError as error:
+                log.error("/%s is not uploaded: %s", inode.path, error)
+                with self.queue.lock:
+                    self._refused[inode] = str(error)
+                return
+            inode.move("close")
+            self.enqueue(inode)
 
     def enqueue(self, inode: Inode) -> None:
         """Upload the inode's closed state after the delay. The caller holds the inode's lock."""
@@ -169,6 +200,7 @@ class Writeback:
         """
         with self.queue.lock:
             self._closing.discard(inode)
+            self._refused.pop(inode, None)
             job = self._uploads.pop(inode, None)
             return job is not None and not self.queue.cancel(job)
 
@@ -179,6 +211,8 @@ class Writeback:
                 self._sources.setdefault(content.source.entry.path, []).append(content)
 
     def _upload(self, job: Job, inode: Inode) -> None:
+        if self._evade_conflict(inode):
+            raise Cancelled(job.path)  # another job has it, under another name
         with inode.lock:
             if job.cancelled or not inode.committed or inode.state is not WriteState.QUEUED or inode.content is None:
                 raise Cancelled(job.path)
@@ -186,6 +220,7 @@ class Writeback:
             if not inode.uploaded and inode.attr.ino is not None:
                 inode.uploaded = True
                 self._journal.mark_uploaded(inode.attr.ino)
+            inode.in_doubt = True
             generation, content = inode.generation, inode.content
             job.size, job.sent = content.size, 0
             content.acquire()
@@ -222,6 +257,7 @@ class Writeback:
                 return
             inode.move("stored")
             inode.stored_ns, inode.stored_at = stored.stored_ns, self._clock.monotonic()
+            inode.stored_size, inode.in_doubt = job.size, False
             if not inode.unlinked:
                 self._save_file(inode, "stored")
         log.info("stored /%s (%d bytes)", job.path, job.size)
@@ -404,6 +440,10 @@ class Writeback:
         a file is still open for writing. Deletes that wait for an open file are not waited for.
         """
         self._wait_for_releases(folder)
+        with self.queue.lock:
+            refused = [error for inode, error in self._refused.items() if paths.is_below(inode.path, folder)]
+        if refused:
+            raise TryAgain(f"{refused[0]}; write it again, or remove it")
         self.queue.drain(lambda jobs: self._awaited(jobs, folder), timeout=timeout)
         with self.queue.lock:
             self._cache_wanted = self._cache_stale

@@ -35,7 +35,7 @@ LAYERS = [
     {"syncer"},
     {"writeback"},
     {"tree"},
-    {"changes", "replay", "handles"},
+    {"changes", "replay", "handles", "conflicts"},
     {"rename", "runs"},
     {"recovery"},
     {"control", "config", "mountpoint", "kernel"},
