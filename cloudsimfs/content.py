@@ -43,9 +43,6 @@ class Room(Protocol):
     def claim(self, size: int) -> None:
         """Space for bytes about to be kept. Raises NoSpace."""
 
-    def relieve(self, size: int) -> bool:
-        """The disk is full before the limit is reached: whether something could be evicted."""
-
 
 class Content:
     """The bytes of one file; see the module's text. Create through `DataCache`."""
@@ -254,12 +251,6 @@ class Content:
         return done
 
     def _write_locked(self, data: bytes, offset: int) -> int:
-        try:
-            return os.pwrite(self._open_fd(), data, offset)
-        except OSError as error:
-            failure = disk_failure(error)
-            if not isinstance(failure, NoSpace) or not self._room.relieve(len(data)):
-                raise failure from error
         try:
             return os.pwrite(self._open_fd(), data, offset)
         except OSError as error:

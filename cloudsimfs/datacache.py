@@ -41,6 +41,7 @@ from cloudsimfs.service.model import Entry
 LOCAL = "local"
 LOADED = 4096  # contents in memory that nobody uses; the others are found by their logs
 SLACK = 256 << 20  # bytes freed beyond what is needed, so that not every claim has to measure
+RESERVE = 32 << 20  # bytes of the disk left free, or a 32nd of it
 SEAL_BOUND = 5.0  # seconds spent at the end to have the cache on the disk
 
 
@@ -255,26 +256,30 @@ class DataCache:
     # -- the limit -------------------------------------------------------------------------------------
 
     def claim(self, size: int) -> None:
-        """Room for `size` more bytes, made by eviction if need be. Raises NoSpace."""
+        """Room for `size` more bytes, made by eviction if need be. Raises NoSpace.
+
+        The disk's last bytes are left to the journal: what is there can be uploaded, or removed, whatever happens.
+        """
         with self._lock:
             self._used += size
-            if self._used <= self._limit:
+            if self._used <= self._limit and self._disk_lacks(size) <= 0:
                 return
             self._measure()
-            aim = self._limit - min(SLACK, self._limit // 16)
-            if self._used + size > aim:
-                self._make_room(self._used + size - aim)
+            slack = min(SLACK, self._limit // 16)
+            lacking = max(self._used + size - self._limit, self._disk_lacks(size))
+            if lacking + slack > 0:
+                self._make_room(lacking + slack)
             if self._used + size > self._limit:
                 raise NoSpace(f"the cache is full of data that waits for upload ({self._limit} bytes)")
+            if self._disk_lacks(size) > 0:
+                raise NoSpace("the cache's disk is full")
             self._used += size
 
-    def relieve(self, size: int) -> bool:
-        """The disk is full before the limit is reached: evict as much, and whether that freed anything."""
-        with self._lock:
-            self._measure()
-            before = self._used
-            self._make_room(size + SLACK)
-            return self._used < before
+    def _disk_lacks(self, size: int) -> int:
+        """Bytes by which the disk is too full to take so many more."""
+        disk = os.statvfs(self.data)
+        reserve = min(RESERVE, disk.f_blocks * disk.f_frsize // 32)
+        return size + reserve - disk.f_bavail * disk.f_frsize
 
     def _measure(self) -> None:
         self._used = sum(disk_usage(file) for file in self.data.iterdir())

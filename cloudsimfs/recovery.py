@@ -106,7 +106,10 @@ class Recovery:
         if not row.kept:
             self._content(row).lacking.clip(0)  # it is wanted as it is
             fh = self._handles.open(row.path, os.O_WRONLY)
-            self._handles.release(fh)
+            try:
+                self._handles.flush(fh)
+            finally:
+                self._handles.release(fh)
             return
         target = lookup_or_none(self._tree, row.path)
         if target is not None and target.is_dir:
