@@ -39,6 +39,7 @@ class Config:
     ttl: float = TTL
     run_ttl: float = RUN_TTL
     write_back: float = WRITE_BACK
+    fsync: Literal["local", "remote"] = "local"
     offline: bool = False
     key_in_query: bool = False
     read_only: bool = False

@@ -38,12 +38,15 @@ class Handle:
 
 
 class Handles:
-    def __init__(self, tree: Tree, datacache: DataCache, writeback: Writeback, syncer: Syncer) -> None:
+    def __init__(
+        self, tree: Tree, datacache: DataCache, writeback: Writeback, syncer: Syncer, *, fsync_remote: bool
+    ) -> None:
         self.lock = threading.Lock()
         self._tree = tree
         self._datacache = datacache
         self._writeback = writeback
         self._syncer = syncer
+        self._fsync_remote = fsync_remote
         self._handles: dict[int, Handle] = {}  # guarded by lock
         self._left: dict[int, Inode] = {}  # what a handle has moved on from; reads may still use it; guarded by lock
         self._next = itertools.count(1)
@@ -244,8 +247,11 @@ class Handles:
             with handle.inode.lock:
                 self._writeback.commit(handle.inode, by=fh)
 
-    def fsync(self, fh: int) -> None:
-        """What was written so far survives a power loss when this returns."""
+    def fsync(self, fh: int, interrupted: Interrupted = never) -> None:
+        """What was written so far survives a power loss when this returns; with `fsync_remote` it is stored.
+
+        The kernel calls it after each write of a file that was opened with O_SYNC or O_DSYNC, too.
+        """
         handle = self.get(fh)
         with handle.inode.lock:
             if handle.writable:
@@ -254,6 +260,8 @@ class Handles:
         if content is not None:
             self._syncer.closed(content)
         self.sync()
+        if self._fsync_remote:
+            self._writeback.store(handle.inode, interrupted)
 
     def sync(self) -> None:
         """All committed so far survives a power loss."""

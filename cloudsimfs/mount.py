@@ -277,7 +277,9 @@ class _Files:
         )
         self.tree = Tree(self.dcache, self.datacache, self.writeback, self.journal, owner=_owner(config), clock=clock)
         self.conflicts = Conflicts(self.tree, on_conflict=on_change)
-        self.handles = Handles(self.tree, self.datacache, self.writeback, self.syncer)
+        self.handles = Handles(
+            self.tree, self.datacache, self.writeback, self.syncer, fsync_remote=config.fsync == "remote"
+        )
         self.recovery = Recovery(self.tree, self.handles)
 
 

@@ -42,6 +42,7 @@ class Job:
     held: bool = False  # not to be run until released
     attempts: int = 0
     error: str = ""
+    failure: CloudsimfsError | None = None  # that error, if it was one of ours
     running: bool = False
     cancelled: bool = False
     again: float | None = None  # set by `run`: run once more in so many seconds, which is no failure
@@ -137,13 +138,13 @@ class WorkQueue:
 
     def _work(self) -> None:
         while (job := self._next()) is not None:
-            error = ""
+            error, job.failure = "", None
             try:
                 job.run(job)
             except Cancelled:
                 pass
             except CloudsimfsError as failure:
-                error = str(failure)
+                error, job.failure = str(failure), failure
             except Exception as failure:  # a worker must outlive a bug in one job, which stays pending
                 log.exception("%s of /%s: unexpected", job.kind, job.path)
                 error = repr(failure)

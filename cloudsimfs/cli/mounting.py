@@ -55,6 +55,13 @@ EXIT_TIMEOUT = 30.0  # seconds `umount` waits for the daemon to end after the un
     help="Seconds from close to upload.",
 )
 @click.option(
+    "--fsync",
+    envvar="CLOUDSIMFS_FSYNC",
+    type=click.Choice(["local", "remote"]),
+    default="local",
+    help="fsync(2) waits for this disk, or until the service has the file.",
+)
+@click.option(
     "--calls-per-hour",
     envvar="CLOUDSIMFS_CALLS_PER_HOUR",
     type=click.IntRange(min=1),
@@ -126,6 +133,7 @@ def _settings(given: dict[str, Any]) -> config.Config:
         ttl=given["ttl"],
         run_ttl=given["run_ttl"],
         write_back=given["write_back"],
+        fsync=given["fsync"],
         offline=given["offline"],
         key_in_query=given["key_in_query"],
         read_only=given["read_only"],
