@@ -61,6 +61,7 @@ class WorkQueue:
         self._heap: list[tuple[float, int, Job]] = []  # those that may run; cancelled ones are skipped
         self._order = itertools.count()
         self._running: dict[str, Job] = {}  # by path
+        self.last_error: tuple[float, str] | None = None  # seconds since the epoch, and the text; guarded by lock
         self._stopping = False
         self._threads: list[threading.Thread] = []
 
@@ -189,6 +190,7 @@ class WorkQueue:
             del self._running[job.path]
             if error and not job.cancelled:
                 job.error = error
+                self.last_error = (self._clock.now(), f"{job.kind} of /{job.path}: {error}")
                 job.attempts += 1
                 pause = min(LAST_RETRY, FIRST_RETRY * 2.0 ** (job.attempts - 1)) * random.uniform(0.5, 1.0)
                 job.due = self._clock.monotonic() + pause

@@ -36,6 +36,7 @@ from cloudsimfs.errors import (
 from cloudsimfs.fetching import Interrupted
 from cloudsimfs.inode import ANYBODY, NOBODY, Gone, Inode, WriteState
 from cloudsimfs.journal import Journal
+from cloudsimfs.meter import Meter
 from cloudsimfs.rows import DraftRow, FileRow, GoneRow
 from cloudsimfs.service import Client, Urgency
 from cloudsimfs.service.model import Entry
@@ -87,6 +88,7 @@ class Writeback:
         self._find_entry = find_entry
         self._may_delete_folder = may_delete_folder
         self._evade_conflict = evade_conflict
+        self.meter = Meter(clock)  # bytes uploaded
         self.queue = WorkQueue(clock=clock, workers=WORKERS, name="writeback")
         self._uploads: dict[Inode, Job] = {}  # guarded by queue.lock
         self._deletes: dict[Gone, Job] = {}  # guarded by queue.lock
@@ -268,6 +270,7 @@ class Writeback:
             return not job.cancelled and inode.generation == generation
 
         def progress(sent: int) -> None:
+            self.meter.add(max(0, sent - job.sent))
             job.sent = sent
 
         try:
@@ -513,6 +516,11 @@ class Writeback:
             return [
                 job for job in jobs if job in needed or (job.kind == "upload" and paths.is_below(job.path, folder))
             ]
+
+    def refused(self) -> list[str]:
+        """Why files that were closed are not uploaded: close() has said so."""
+        with self.queue.lock:
+            return list(self._refused.values())
 
     def pending(self) -> list[Job]:
         """What is not on the service yet, for `status`."""

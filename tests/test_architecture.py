@@ -27,6 +27,7 @@ IMPORTERS = {
 LAYERS = [
     {"errors", "paths", "ranges", "readahead", "growth", "filecopy"},
     {"clock"},
+    {"meter"},
     {"service"},
     {"attrs", "rows"},
     {"inode", "content", "fetching", "rangelog", "listings", "walks", "workqueue"},
@@ -40,6 +41,7 @@ LAYERS = [
     {"recovery"},
     {"control", "config", "mountpoint", "kernel"},
     {"operations"},
+    {"report"},
     {"mount", "daemon"},
     {"cli"},
     {"__main__"},
