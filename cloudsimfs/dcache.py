@@ -45,7 +45,7 @@ CHANGING_TTL = 3.0  # seconds a listing is believed while results are arriving i
 GRACE = 2.0  # seconds a reader waits for a listing's renewal before the old one is served
 HOLD = 5.0  # seconds a listing that could not be renewed serves before the service is asked again
 STRETCH = 10.0  # times the TTL when no calls are left
-AHEAD = 4  # listings fetched at the same time ahead of a walker
+AHEAD = 8  # listings fetched at the same time ahead of a walker
 NEVER = -math.inf
 
 

@@ -38,6 +38,9 @@ class Walks:
             if len(self._read_at) > 10_000:
                 self._read_at = {key: at for key, at in self._read_at.items() if now - at < GAP}
             self._read_at[path] = now
+            while self._is_walked(path):  # the walk goes on, however long ago it came through the folders above
+                path = paths.parent(path)
+                self._read_at[path] = now
 
     def _is_walked(self, path: str) -> bool:
         """Whether the directory above was read a moment ago."""
