@@ -440,6 +440,7 @@ class Tree:
         """
         after = self.monotonic() - REMOVAL_AGE if since is None else since
         ours = {entry.path: entry for entry in gone.below}
+        self.dcache.look_into({gone.path, *(entry.dirname for entry in gone.below)}, since=after)
 
         def was_removed(entry: Entry) -> bool:
             removed = ours.get(entry.path)

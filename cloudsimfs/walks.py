@@ -56,8 +56,8 @@ class Walks:
                 return False
             return len(siblings) >= (LONG_WALK if self._took > SLOW else 2)
 
-    def saves_pages(self) -> bool:
-        """Whether listing everything is the cheaper way to look at one folder now, where a listing has many pages."""
+    def may_list_everything(self) -> bool:
+        """Whether that is a quick call, so that it may stand for several pages or folders."""
         with self._lock:
             return self._bulk and self._took <= SLOW
 
