@@ -44,6 +44,7 @@ POINTS: dict[str, tuple[type, str, Callable[..., bool]]] = {
     "renamed": (Operations, "rename", always),
     "deleted": (Client, "delete", always),
     "delete-kept": (Journal, "save_gone", lambda _, row: row.done),
+    "tombstone-dropped": (Journal, "drop_gone", always),
     "tombstone-retired": (Tree, "_retire", lambda _, item, __: isinstance(item, Gone)),
     "service-told": (Client, "delete_cache", always),
 }

@@ -105,7 +105,8 @@ def check_shown(m: Mounted, state: State) -> Tree:
         if found != before and found != after:
             assert path == state.operation.path, f"{path} after {text}: {differences(shown, state.before)}"
             assert found is not None
-            assert is_between(found, before or b"", after or b""), f"{path}: strange bytes after {text}"
+            whole = is_between(found, before or b"", after or b"")
+            assert whole, f"{path}: {len(found)} strange bytes after {text}, {len(before or b'')} before"
     return shown
 
 

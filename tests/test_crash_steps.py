@@ -94,6 +94,21 @@ def test_a_file_survives_a_kill_after_its_eviction(box: Sandbox, mount: MountFac
     assert box.files() == closed
 
 
+@pytest.mark.parametrize("api", ["v2"])
+def test_a_removed_file_does_not_come_back_when_its_name_is_made_anew(box: Sandbox, mount: MountFactory) -> None:
+    """Its tombstone goes in the step that writes the new file's row."""
+    box.put("f", OLD)
+    m = mount(start=False)
+
+    def remove_and_create() -> None:
+        (m.path / "f").unlink()
+        (m.path / "f").write_bytes(NEW)
+
+    die_at(m, "tombstone-dropped", remove_and_create)
+    m.start()
+    assert m.settle() == {}
+
+
 # -- work on several names, with a kill after each of several steps in turn --------------------------------------
 
 
