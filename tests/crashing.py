@@ -39,6 +39,7 @@ POINTS: dict[str, tuple[type, str, Callable[..., bool]]] = {
     "6-stored": (Journal, "save_file", lambda _, row: row.state == "stored"),
     "7-confirmed": (Tree, "_retire", lambda _, item, __: not isinstance(item, Gone) and not item.is_dir),
     "8-evicted": (DataCache, "_make_room", always),
+    "bytes-dropped": (Content, "drop", always),
     "unlinked": (Operations, "unlink", always),
     "folder-removed": (Operations, "rmdir", always),
     "renamed": (Operations, "rename", always),

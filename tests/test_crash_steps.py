@@ -109,6 +109,33 @@ def test_a_removed_file_does_not_come_back_when_its_name_is_made_anew(box: Sandb
     assert m.settle() == {}
 
 
+def test_what_a_rename_replaces_is_whole_until_the_rename_holds(box: Sandbox, mount: MountFactory) -> None:
+    """Its bytes go after the commit: one of the two is always there, though neither is on the service."""
+    m = mount(start=False, write_back=3600)
+
+    def save() -> None:
+        (m.path / "f").write_bytes(OLD)
+        (m.path / "f~").write_bytes(NEW)
+        os.rename(m.path / "f~", m.path / "f")
+
+    die_at(m, "bytes-dropped", save)
+    m.start()
+    assert m.settle() == {"f": NEW}
+
+
+def test_a_removed_file_does_not_come_back_under_its_former_name(box: Sandbox, mount: MountFactory) -> None:
+    box.put("old", OLD)
+    m = mount(start=False, write_back=3600)
+
+    def rename_and_remove() -> None:
+        os.rename(m.path / "old", m.path / "new")
+        (m.path / "new").unlink()
+
+    die_at(m, "bytes-dropped", rename_and_remove)
+    m.start()
+    assert m.settle() == {}
+
+
 # -- work on several names, with a kill after each of several steps in turn --------------------------------------
 
 
