@@ -136,6 +136,26 @@ def test_a_removed_file_does_not_come_back_under_its_former_name(box: Sandbox, m
     assert m.settle() == {}
 
 
+@pytest.mark.parametrize("api", ["v2"])
+def test_a_file_removed_right_after_its_upload_stays_removed(box: Sandbox, mount: MountFactory) -> None:
+    """No listing had shown it, and only the dead daemon knew that the service had yet to be told."""
+    box.settings.listing_lag = 30
+    m = mount(start=False, write_back=0)
+
+    def upload_and_remove() -> None:
+        (m.path / "f").write_bytes(NEW)
+        wait_until(lambda: box.files() and m.status()["pending"] == [], "the file is stored")
+        (m.path / "f").unlink()
+
+    die_at(m, "unlinked", upload_and_remove)
+    m.start()
+    m.flush()
+    box.advance(60)
+    m.flush()
+    wait_until(lambda: box.files() == {}, "the file goes", timeout=40)
+    assert read_tree(m.path) == {}
+
+
 # -- work on several names, with a kill after each of several steps in turn --------------------------------------
 
 
