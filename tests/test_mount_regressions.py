@@ -138,3 +138,19 @@ def test_a_folder_moved_over_a_removed_one_keeps_its_files(box: Sandbox, mount: 
     m.crash()
     assert read_tree(m.path) == {"d/c/a": b"moved"}
     assert m.settle() == {"d/c/a": b"moved"}
+
+
+@pytest.mark.parametrize("api", ["v2"])
+def test_a_folder_removed_before_it_was_listed_does_not_come_back(box: Sandbox, mount: MountFactory) -> None:
+    """Its file is stored, and a listing that does not show that yet is no proof of its absence."""
+    box.settings.cache_seconds = 30
+    m = mount(ttl=0, write_back=0)
+    (m.path / "d").mkdir()
+    (m.path / "d/f").write_bytes(b"f")
+    wait_until(lambda: box.files() and not m.pending(), "the file is stored")
+    assert os.listdir(m.path / "d") == ["f"]
+    run("rm", "-r", m.path / "d")
+    box.advance(60)  # now it is listed; the delete is held back for a while
+    assert "d" not in os.listdir(m.path)
+    m.flush()
+    assert box.files() == {}
