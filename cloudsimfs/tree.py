@@ -176,7 +176,7 @@ class Tree:
         if inode.opens == 0:
             for content in (inode.content, inode.superseded):
                 if content is not None:
-                    content.drop()
+                    self.journal.after_commit(content.drop)
 
     # -- attributes --------------------------------------------------------------------------------------
 
