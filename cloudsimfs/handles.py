@@ -39,15 +39,15 @@ class Handles:
         writeback: Writeback,
         syncer: Syncer,
         *,
-        check_preview: Callable[[], None],
+        may_preview: Callable[[], bool],
     ) -> None:
-        """`check_preview` raises BudgetSpent if a preview must not make a call."""
+        """`may_preview` tells whether there are calls to spare."""
         self.lock = threading.Lock()
         self._tree = tree
         self._datacache = datacache
         self._writeback = writeback
         self._syncer = syncer
-        self._check_preview = check_preview
+        self._may_preview = may_preview
         self._handles: dict[int, Handle] = {}  # guarded by lock
         self._left: dict[int, Inode] = {}  # what a handle has moved on from; reads may still use it; guarded by lock
         self._next = itertools.count(1)
@@ -67,8 +67,8 @@ class Handles:
 
     # -- open --------------------------------------------------------------------------------------------
 
-    def open(self, path: str, flags: int, *, preview: bool = False) -> int:
-        """open(2) without O_CREAT. A preview of what is not here may be refused."""
+    def open(self, path: str, flags: int, *, is_preview: Callable[[], bool] = lambda: False) -> int:
+        """open(2) without O_CREAT. Raises BudgetSpent for a preview that would take calls others need."""
         access = flags & os.O_ACCMODE
         handle = Handle(
             self._tree.open(path, write=access != os.O_RDONLY),
@@ -77,12 +77,9 @@ class Handles:
         )
         fh = self._add(handle)
         content = handle.inode.content
-        if preview and content is not None and not content.is_whole:
-            try:
-                self._check_preview()
-            except BudgetSpent:
-                self.release(fh)
-                raise
+        if content is not None and not content.is_whole and not self._may_preview() and is_preview():
+            self.release(fh)
+            raise BudgetSpent(f"/{path}: previews leave what the hour has left of API calls to others")
         if flags & os.O_TRUNC and handle.writable:
             self.truncate(fh, 0)
         return fh

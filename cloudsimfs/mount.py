@@ -34,7 +34,7 @@ from cloudsimfs.journal import Journal
 from cloudsimfs.kernel import library_version, serve
 from cloudsimfs.listings import ListingStore
 from cloudsimfs.operations import Operations
-from cloudsimfs.previews import check_spare
+from cloudsimfs.previews import is_spare
 from cloudsimfs.replay import replay
 from cloudsimfs.runs import Runs
 from cloudsimfs.service import Client, connect
@@ -270,7 +270,7 @@ class _Files:
             self.datacache,
             self.writeback,
             self.syncer,
-            check_preview=lambda: check_spare(client.budget.snapshot()),
+            may_preview=lambda: is_spare(client.budget.snapshot()),
         )
 
 

@@ -258,7 +258,7 @@ class Operations(Callbacks):  # type: ignore[misc]  # the fallback binding has n
             fi.direct_io = 1  # its size may change without the kernel's knowledge
             self.kernel_cache.follow()
         else:
-            fi.fh = self._handles.open(path, fi.flags, preview=is_preview(fi.flags, caller()))
+            fi.fh = self._handles.open(path, fi.flags, is_preview=lambda: is_preview(fi.flags, caller()))
             # the kernel has one page cache per path: an older version's pages must not get into this handle
             fi.direct_io = int(self._handles.is_mixed(fi.fh))
             fi.keep_cache = int(self._pages_hold(path, self._handles.identity(fi.fh)))

@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import harness
 import pytest
 from conftest import MountFactory
 from harness import Mounted, errno_of, run
@@ -63,6 +64,15 @@ def test_lowest_priority_gets_what_is_to_spare(box: Sandbox, folder: Path) -> No
     assert b"quota" in niced.stderr
     assert box.calls.api_count() <= LIMIT // 5 + 1
     assert run("nice", "-n", "10", "cat", sorted(folder.iterdir())[-1]) == "FoamFile 59"
+
+
+def test_a_thumbnailer_gets_what_is_to_spare(box: Sandbox, folder: Path, tmp_path: Path) -> None:
+    """GNOME's are programs of that name, run at the usual priority."""
+    (tmp_path / "some-thumbnailer").symlink_to(harness.need("cat"))
+    command = f'for file in "$0"/*; do {tmp_path}/some-thumbnailer "$file"; done'
+    done = subprocess.run(["sh", "-c", command, folder], capture_output=True, check=False)
+    assert 0 < done.stdout.count(b"FoamFile") <= LIMIT // 5
+    assert b"quota" in done.stderr
 
 
 def test_gio_shows_every_file_of_a_folder(box: Sandbox, folder: Path) -> None:
