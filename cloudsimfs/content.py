@@ -113,6 +113,12 @@ class Content:
         """A hint, asked for without the lock."""
         return self._users > 0
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether reading it needs nothing from the service."""
+        with self.lock:
+            return not any(True for _ in self.missing_locked(0, self.remote_end))
+
     def drop(self) -> None:
         """Remove the backing file of a content that nothing refers to any more."""
         with self.lock:

@@ -11,11 +11,12 @@ from __future__ import annotations
 import itertools
 import os
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from cloudsimfs import changes
 from cloudsimfs.datacache import DataCache
-from cloudsimfs.errors import BadHandle, CloudsimfsError, Invalid, Stale
+from cloudsimfs.errors import BadHandle, BudgetSpent, CloudsimfsError, Invalid, Stale
 from cloudsimfs.fetching import Interrupted, never
 from cloudsimfs.inode import Inode, WriteState
 from cloudsimfs.syncer import Syncer
@@ -31,12 +32,22 @@ class Handle:
 
 
 class Handles:
-    def __init__(self, tree: Tree, datacache: DataCache, writeback: Writeback, syncer: Syncer) -> None:
+    def __init__(
+        self,
+        tree: Tree,
+        datacache: DataCache,
+        writeback: Writeback,
+        syncer: Syncer,
+        *,
+        may_preview: Callable[[], bool],
+    ) -> None:
+        """`may_preview` tells whether there are calls to spare."""
         self.lock = threading.Lock()
         self._tree = tree
         self._datacache = datacache
         self._writeback = writeback
         self._syncer = syncer
+        self._may_preview = may_preview
         self._handles: dict[int, Handle] = {}  # guarded by lock
         self._left: dict[int, Inode] = {}  # what a handle has moved on from; reads may still use it; guarded by lock
         self._next = itertools.count(1)
@@ -56,8 +67,8 @@ class Handles:
 
     # -- open --------------------------------------------------------------------------------------------
 
-    def open(self, path: str, flags: int) -> int:
-        """open(2) without O_CREAT. `flags` are the system's O_ flags."""
+    def open(self, path: str, flags: int, *, is_preview: Callable[[], bool] = lambda: False) -> int:
+        """open(2) without O_CREAT. Raises BudgetSpent for a preview that would take calls others need."""
         access = flags & os.O_ACCMODE
         handle = Handle(
             self._tree.open(path, write=access != os.O_RDONLY),
@@ -65,6 +76,10 @@ class Handles:
             writable=access != os.O_RDONLY,
         )
         fh = self._add(handle)
+        content = handle.inode.content
+        if content is not None and not content.is_whole and not self._may_preview() and is_preview():
+            self.release(fh)
+            raise BudgetSpent(f"/{path}: previews leave what the hour has left of API calls to others")
         if flags & os.O_TRUNC and handle.writable:
             self.truncate(fh, 0)
         return fh

@@ -37,6 +37,11 @@ def interrupted() -> bool:
     return bool(_ask_interrupted())
 
 
+def caller() -> int:
+    """The thread whose system call this thread's callback answers; 0 if it cannot be seen from here."""
+    return int(binding.fuse_get_context()[2])
+
+
 _ask_interrupted: Callable[[], int] = getattr(getattr(binding, "_libfuse", None), "fuse_interrupted", lambda: 0)
 
 

@@ -34,6 +34,7 @@ from cloudsimfs.journal import Journal
 from cloudsimfs.kernel import library_version, serve
 from cloudsimfs.listings import ListingStore
 from cloudsimfs.operations import Operations
+from cloudsimfs.previews import is_spare
 from cloudsimfs.replay import replay
 from cloudsimfs.runs import Runs
 from cloudsimfs.service import Client, connect
@@ -264,7 +265,13 @@ class _Files:
             may_delete_folder=lambda gone, since: self.tree.only_holds(gone, since),
         )
         self.tree = Tree(self.dcache, self.datacache, self.writeback, self.journal, owner=_owner(config), clock=clock)
-        self.handles = Handles(self.tree, self.datacache, self.writeback, self.syncer)
+        self.handles = Handles(
+            self.tree,
+            self.datacache,
+            self.writeback,
+            self.syncer,
+            may_preview=lambda: is_spare(client.budget.snapshot()),
+        )
 
 
 def _owner(config: Config) -> Owner:

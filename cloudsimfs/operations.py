@@ -22,7 +22,8 @@ from cloudsimfs.control import FIRST_HANDLE, TOP_NAMES, Control, is_control
 from cloudsimfs.errors import CloudsimfsError, Invalid, NotPermitted, NotSupported
 from cloudsimfs.handles import Handles
 from cloudsimfs.inode import BLOCK, Attr
-from cloudsimfs.kernel import BLOCK_SIZE, Callbacks, KernelCache, configure, interrupted
+from cloudsimfs.kernel import BLOCK_SIZE, Callbacks, KernelCache, caller, configure, interrupted
+from cloudsimfs.previews import is_preview
 from cloudsimfs.rename import rename
 from cloudsimfs.tree import Owner, Tree
 
@@ -257,7 +258,7 @@ class Operations(Callbacks):  # type: ignore[misc]  # the fallback binding has n
             fi.direct_io = 1  # its size may change without the kernel's knowledge
             self.kernel_cache.follow()
         else:
-            fi.fh = self._handles.open(path, fi.flags)
+            fi.fh = self._handles.open(path, fi.flags, is_preview=lambda: is_preview(fi.flags, caller()))
             # the kernel has one page cache per path: an older version's pages must not get into this handle
             fi.direct_io = int(self._handles.is_mixed(fi.fh))
             fi.keep_cache = int(self._pages_hold(path, self._handles.identity(fi.fh)))

@@ -37,7 +37,7 @@ LAYERS = [
     {"tree"},
     {"changes", "replay", "handles"},
     {"rename", "runs"},
-    {"control", "config", "mountpoint", "kernel"},
+    {"control", "config", "mountpoint", "kernel", "previews"},
     {"operations"},
     {"mount", "daemon"},
     {"cli"},
