@@ -37,6 +37,7 @@ class Value:
 
     value: Any
     source: str
+    text: str | None  # as it was written
     of_profile: bool = False
 
 
@@ -124,13 +125,13 @@ def resolve(given: Mapping[str, str | None], profile: str | None = None, *, new:
 def _value(row: Setting, option: str | None, in_file: profiles.Given | None) -> Value:
     in_environment = os.environ.get(row.variable, "")
     if option is not None:
-        return Value(_parsed(row, option, f"--{row.name} {option}"), f"--{row.name}")
+        return Value(_parsed(row, option, f"--{row.name} {option}"), f"--{row.name}", option)
     if in_environment:
-        return Value(_parsed(row, in_environment, f"{row.variable}={in_environment}"), row.variable)
+        return Value(_parsed(row, in_environment, f"{row.variable}={in_environment}"), row.variable, in_environment)
     if in_file is not None:
         where = f"{in_file.where}: {row.name} = {in_file.text}"
-        return Value(_parsed(row, in_file.text, where), in_file.where, of_profile=True)
-    return Value(default(row.name), "default")
+        return Value(_parsed(row, in_file.text, where), in_file.where, in_file.text, of_profile=True)
+    return Value(default(row.name), "default", row.default)
 
 
 def _parsed(row: Setting, text: str, where: str) -> Any:

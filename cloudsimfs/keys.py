@@ -66,13 +66,16 @@ def store(profile: str, key: str) -> Path:
     return file
 
 
+def check_keyring() -> None:
+    if _keyring() is None:
+        raise ConfigError("--keyring: the package is missing; install it: pip install 'cloudsimfs[keyring]'")
+
+
 def store_in_keyring(profile: str, key: str) -> None:
     """Keep the key in the system keyring, and nowhere else."""
-    keyring = _keyring()
-    if keyring is None:
-        raise ConfigError("--keyring: the package is missing; install it: pip install 'cloudsimfs[keyring]'")
+    check_keyring()
     try:
-        keyring.set_password(_SERVICE, profile, key)
+        _keyring().set_password(_SERVICE, profile, key)
     except Exception as error:  # noqa: BLE001  # each backend has its own
         raise ConfigError(f"--keyring: it refused the key ({type(error).__name__}); leave out --keyring") from None
     profile_file(profile).unlink(missing_ok=True)
