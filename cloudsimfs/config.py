@@ -199,13 +199,13 @@ def account_dir(base: Path | None, url: str, key: str) -> Path:
     One directory per service address and key: what waits there must never go up under another account's key.
     """
     digest = hashlib.sha256(key.encode()).hexdigest()[:8]
-    return _cache_base(base) / f"{_service_name(url)}-{digest}"
+    return cache_base(base) / f"{_service_name(url)}-{digest}"
 
 
 def account_dirs(base: Path | None, url: str | None) -> list[Path]:
     """The directories there are of all accounts, or of those at the service `url`."""
     name = "*" if url is None else f"{_service_name(url)}-????????"
-    return sorted(found.parent for found in _cache_base(base).glob(f"{name}/data"))
+    return sorted(found.parent for found in cache_base(base).glob(f"{name}/data"))
 
 
 def state_dir(settings: Settings, owner: Account) -> Path:
@@ -215,7 +215,7 @@ def state_dir(settings: Settings, owner: Account) -> Path:
     return home("XDG_STATE_HOME", "~/.local/state") / owner.directory.name
 
 
-def _cache_base(base: Path | None) -> Path:
+def cache_base(base: Path | None) -> Path:
     return (base or home("XDG_CACHE_HOME", "~/.cache")).absolute()
 
 

@@ -27,6 +27,8 @@ _IGNORED = {
     *("default_permissions", "comment", "uhelper", "helper"),  # the first holds always
 }
 
+SETUID = "setuid="  # for the one who mounts on behalf of a user; not for the mount
+
 
 @dataclass(slots=True)
 class MountOptions:
@@ -55,6 +57,18 @@ def parse(words: Iterable[str]) -> MountOptions:
             known = [*DIRECT, "profile", *_OURS, *_KERNEL, *_KERNEL_VALUES, *_IGNORED]
             raise ConfigError(f"-o {name}: no such mount option{near(setting, known) or near(name, known)}")
     return found
+
+
+def with_source(source: str, words: Iterable[str]) -> str:
+    """The options with the source of a mount(8) among them: a profile or a URL, unless they name one."""
+    kept = [word for word in words if not word.startswith(SETUID)]
+    named = {word.partition("=")[0] for word in kept}
+    escaped = source.replace(",", "\\,")
+    if not named & {"profile", "url"}:
+        kept.append(f"url={escaped}" if "://" in source else f"profile={escaped}")
+    if "fsname" not in named:
+        kept.append(f"fsname={escaped}")
+    return ",".join(kept)
 
 
 def _value(setting: str, equals: str, value: str) -> str:

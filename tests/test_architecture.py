@@ -42,7 +42,7 @@ LAYERS = [
     {"profiles", "mountoptions"},
     {"keys"},
     {"control", "config", "mountpoint", "kernel", "logs"},
-    {"operations", "daemon"},
+    {"operations", "daemon", "doctor"},
     {"mount"},
     {"cli"},
     {"__main__"},

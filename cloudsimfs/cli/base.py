@@ -9,9 +9,10 @@ from typing import Any
 
 import click
 
-from cloudsimfs import __version__
+from cloudsimfs import __version__, mountoptions
 from cloudsimfs.errors import CloudsimfsError, ConfigError
 from cloudsimfs.service.redact import redact
+from cloudsimfs.settings import split_options
 
 FAILED, WRONG_USE = 1, 2
 
@@ -66,6 +67,15 @@ class _Group(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         with one_line(ctx):
             return super().parse_args(ctx, args)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        # mount.fuse3(8) calls what it mounts by its type: `cloudsimfs SOURCE DIRECTORY -o OPTIONS`
+        if len(args) == 4 and args[2] == "-o" and args[0] not in self.commands:
+            source, directory, _, words = args
+            args = ["mount", directory, "-o", mountoptions.with_source(source, split_options(words))]
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         with one_line(ctx):

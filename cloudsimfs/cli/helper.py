@@ -13,14 +13,12 @@ import getopt
 import os
 import pwd
 import sys
-from collections.abc import Iterable
 
 import click
 
+from cloudsimfs import mountoptions
 from cloudsimfs.cli.base import WRONG_USE, main
 from cloudsimfs.settings import split_options
-
-SETUID = "setuid="
 
 
 def mount() -> None:
@@ -31,9 +29,9 @@ def mount() -> None:
     if ("-f", "") in options:
         return  # `mount -f`: everything but the mount
     for word in words:
-        if word.startswith(SETUID):
-            _become(word.removeprefix(SETUID))
-    main(["mount", places[1], "-o", ",".join(_with_source(places[0], words))], prog_name="cloudsimfs")
+        if word.startswith(mountoptions.SETUID):
+            _become(word.removeprefix(mountoptions.SETUID))
+    main(["mount", places[1], "-o", mountoptions.with_source(places[0], words)], prog_name="cloudsimfs")
 
 
 def umount() -> None:
@@ -57,16 +55,6 @@ def _parsed(known: str, count: int, usage: str) -> tuple[list[tuple[str, str]], 
     sys.exit(WRONG_USE)
 
 
-def _with_source(source: str, words: Iterable[str]) -> list[str]:
-    """The options, with what the source says among them."""
-    kept = [word for word in words if not word.startswith(SETUID)]
-    named = {word.partition("=")[0] for word in kept}
-    escaped = source.replace(",", "\\,")
-    if not named & {"profile", "url"}:
-        kept.append(f"url={escaped}" if "://" in source else f"profile={escaped}")
-    return kept if "fsname" in named else [*kept, f"fsname={escaped}"]
-
-
 def _become(name: str) -> None:
     """Go on as that user, for good."""
     try:
@@ -76,7 +64,7 @@ def _become(name: str) -> None:
         os.setuid(user.pw_uid)
     except (KeyError, PermissionError) as error:
         reason = "no such user" if isinstance(error, KeyError) else "only root may do this"
-        click.echo(f"-o {SETUID}{name}: {reason}", err=True)
+        click.echo(f"-o {mountoptions.SETUID}{name}: {reason}", err=True)
         sys.exit(WRONG_USE)
     for variable in [name for name in os.environ if name.startswith("XDG_")]:
         del os.environ[variable]
