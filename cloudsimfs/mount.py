@@ -93,6 +93,8 @@ class Mount:
         try:
             serve(self._operations, str(self._mountpoint), options=_fuse_options(self._config))
         except RuntimeError as error:
+            if self._stop.is_set():
+                return  # it was served and ended in order; a signal gives libfuse a status of its own
             raise MountError(f"{self._mountpoint}: libfuse could not mount (status {error})") from error
 
     def _check_service(self) -> None:
