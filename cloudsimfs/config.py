@@ -21,6 +21,7 @@ from cloudsimfs import keys, profiles
 from cloudsimfs.clock import Clock
 from cloudsimfs.errors import ConfigError
 from cloudsimfs.service import Client, Credentials, connect
+from cloudsimfs.service.exchange import check_base_url
 from cloudsimfs.settings import SETTINGS, Setting, default, home, near
 
 Api = Literal["auto", "v1", "v2"]
@@ -163,6 +164,7 @@ def account(settings: Settings) -> Account:
     url = settings["url"]
     if url is None:
         raise ConfigError("no service address: give --url URL, set CLOUDSIMFS_URL, or run `cloudsimfs login` once")
+    url = check_base_url(url)
     named = settings.values["key-file"]
     found = keys.find(settings.profile, named.value, of_profile=named.of_profile)
     if found is None:

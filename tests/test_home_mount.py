@@ -56,12 +56,22 @@ def test_a_profile_says_it_all(prepared: Mounted, profile: dict[str, str]) -> No
     assert "noexec" in options_of(prepared.path)
     (prepared.path / "f").write_bytes(b"f")
     log = next(prepared.cache.glob("*/mount.log"))
-    assert stat.S_IMODE(log.stat().st_mode) == 0o600
+    for file in [prepared.cache, *prepared.cache.rglob("*")]:
+        assert stat.S_IMODE(file.stat().st_mode) & 0o077 == 0, file
     done = cloudsimfs("umount", "--profile", "work", env=profile)
     assert done.returncode == 0, done.stderr
     assert not prepared.is_mounted()
     assert prepared.box.files() == {"f": b"f"}
     assert "stored /f (1 bytes)" in log.read_text()
+
+
+def test_a_dead_daemon_is_said_with_the_remedy(prepared: Mounted, profile: dict[str, str]) -> None:
+    cloudsimfs("mount", prepared.path, "--profile", "work", env=profile)
+    prepared.kill()
+    done = cloudsimfs("status", prepared.path)
+    assert done.returncode == 1
+    assert "its daemon died: mount it again" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
 
 
 def test_options_after_o_are_weaker_than_those_under_their_names(prepared: Mounted, profile: dict[str, str]) -> None:

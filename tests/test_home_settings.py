@@ -297,6 +297,8 @@ def test_the_keyring_keeps_the_key_where_it_is_installed(limited_box: Sandbox, t
         (["mount"], 2, "no mount point"),
         (["mount", "x", "--ttl", "soon"], 2, "--ttl soon"),
         (["mount", "x"], 2, "cloudsimfs login"),
+        (["mount", "x", "--url", "ftp://a.example"], 2, "https://host.example"),
+        (["mount", "x", "--url", "https://me:pass-word@a.example"], 2, "no user"),
         (["mount", "x", "-o", "tll=1"], 2, "did you mean ttl"),
         (["mount", "x", "--bogus"], 2, "cloudsimfs mount --help"),
         (["mout", "x"], 2, "cloudsimfs --help"),
@@ -314,6 +316,7 @@ def test_bad_input_is_one_line_and_the_documented_status(words: list[str], statu
     assert done.stdout == ""
     assert len(done.stderr.strip().splitlines()) == 1, done.stderr
     assert said in done.stderr
+    assert "pass-word" not in done.stderr
 
 
 @pytest.mark.parametrize(("shell", "word"), [("bash", "complete -o"), ("zsh", "#compdef"), ("fish", "complete")])

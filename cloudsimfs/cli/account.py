@@ -17,6 +17,7 @@ from cloudsimfs.cli.table import echo_table
 from cloudsimfs.errors import ConfigError, KeyRefused
 from cloudsimfs.service import Credentials, connect, load_key
 from cloudsimfs.service.credentials import check_key
+from cloudsimfs.service.redact import redact
 from cloudsimfs.settings import SETTINGS
 
 LOGIN_EPILOG = """\
@@ -140,11 +141,11 @@ def _plain(name: str, value: Any) -> Any:
     """As JSON can have it."""
     if name == "umask":
         return f"{value:03o}"
-    return str(value) if isinstance(value, Path) else value
+    return redact(str(value)) if isinstance(value, (str, Path)) else value
 
 
 def _text(name: str, each: config.Value) -> str:
     """As it was written, but a path as it is understood."""
     if isinstance(each.value, Path):
         return str(each.value)
-    return f"({SETTINGS[name].unset})" if each.text is None else each.text
+    return f"({SETTINGS[name].unset})" if each.text is None else redact(each.text)

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from cloudsimfs import __version__, mountoptions
+from cloudsimfs import __version__, mountoptions, mountpoint
 from cloudsimfs.errors import CloudsimfsError, ConfigError
 from cloudsimfs.service.redact import redact
 from cloudsimfs.settings import split_options
@@ -52,7 +52,10 @@ def one_line(context: click.Context) -> Iterator[None]:
         raise  # click's: whoever read us has enough
     except OSError as error:
         place = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, (str, bytes)) else ""
-        raise _Failure(f"{place}{error.strerror or error}", FAILED) from error
+        remedy = "; its daemon died: mount it again, nothing that was closed is lost"
+        raise _Failure(
+            f"{place}{error.strerror or error}{remedy if error.errno in mountpoint.DEAD else ''}", FAILED
+        ) from error
 
 
 class _Failure(click.ClickException):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -47,6 +48,7 @@ def mount(directory: Path | None, words: tuple[str, ...], foreground: bool, **gi
 
 
 def run_mount(directory: Path | None, words: tuple[str, ...], foreground: bool, given: dict[str, Any]) -> None:
+    os.umask(0o077)  # what a mount keeps, and logs, is the user's alone
     settings, mount_options = _chosen(given, words)
     directory = place_of(directory, settings)
     chosen = config.mount_config(settings, mount_options)
