@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import pty
+import re
+import select
+import signal
 import stat
+import struct
+import subprocess
 import sys
+import termios
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -202,9 +210,9 @@ def test_login_leaves_the_rest_of_the_file_alone(write_config: WriteConfig) -> N
     file = write_config(
         "# mine\nttl = 5  # short\n\n[profiles.work]  # the lab\nttl = 6\nurl = 'old'\n[profiles.b]\n"
     )
-    profiles.set_url("work", "https://new.example")
-    profiles.set_url("b", "https://b.example")
-    profiles.set_url("c", "https://c.example")
+    profiles.write(profiles.with_url("work", "https://new.example"))
+    profiles.write(profiles.with_url("b", "https://b.example"))
+    profiles.write(profiles.with_url("c", "https://c.example"))
     assert file.read_text() == (
         '# mine\nttl = 5  # short\n\n[profiles.work]  # the lab\nttl = 6\nurl = "https://new.example"\n'
         '[profiles.b]\nurl = "https://b.example"\n\n[profiles.c]\nurl = "https://c.example"\n'
@@ -212,12 +220,20 @@ def test_login_leaves_the_rest_of_the_file_alone(write_config: WriteConfig) -> N
     assert profiles.read("c").given["url"].text == "https://c.example"
 
 
+@pytest.mark.parametrize("text", ["profiles.work.ttl = 5\n", "profiles = { work = { ttl = 5 } }\n"])
+def test_login_does_not_break_a_file_written_in_another_way(write_config: WriteConfig, text: str) -> None:
+    file = write_config(text)
+    with pytest.raises(ConfigError, match=r'put url = "https://a\.example" into it yourself'):
+        profiles.with_url("work", "https://a.example")
+    assert file.read_text() == text
+
+
 def test_what_is_written_is_the_users_alone_and_a_link_stays_one(home: Path) -> None:
     (home / "dotfiles").mkdir()
     file = profiles.config_file()
     file.parent.mkdir(parents=True)
     file.symlink_to(home / "dotfiles/config.toml")
-    profiles.set_url("default", "https://a.example")
+    profiles.write(profiles.with_url("default", "https://a.example"))
     assert file.is_symlink()
     assert stat.S_IMODE((home / "dotfiles/config.toml").stat().st_mode) == 0o600
     assert [each.name for each in (home / "dotfiles").iterdir()] == ["config.toml"]
@@ -340,3 +356,71 @@ def test_bash_completes_options_and_profiles(tmp_path: Path) -> None:
 
     assert completed("cloudsimfs mount --profile w").split() == ["plain,work"]
     assert completed("cloudsimfs mount --log-level W").split() == ["plain,WARNING"]
+
+
+# -- on a terminal ---------------------------------------------------------------------------------------------
+
+
+class Terminal:
+    """A command on a terminal of its own, 60 columns wide."""
+
+    def __init__(self, *words: str, **env: str) -> None:
+        self._end, inner = pty.openpty()
+        fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
+        kept = {name: value for name, value in client_environment().items() if name not in ("NO_COLOR", "COLUMNS")}
+        command = [sys.executable, "-m", "cloudsimfs", *words]
+        self._process = subprocess.Popen(
+            command, stdin=inner, stdout=inner, stderr=inner, env={**kept, **env}, start_new_session=True
+        )
+        os.close(inner)
+        self.shown = ""
+
+    def type(self, prompt: str, text: str) -> None:
+        """Wait for a prompt and answer it."""
+        while prompt not in self.shown:
+            assert self._read(), self.shown
+        os.write(self._end, text.encode())
+
+    def end(self) -> int:
+        while self._read():
+            pass
+        os.close(self._end)
+        return self._process.wait(30)
+
+    def _read(self) -> str:
+        ready, _, _ = select.select([self._end], [], [], 30)
+        try:
+            said = os.read(self._end, 4096).decode() if ready else ""
+        except OSError:
+            said = ""  # the other end is closed
+        self.shown += said
+        return said
+
+
+def test_login_asks_and_does_not_show_the_key(limited_box: Sandbox, tmp_path: Path) -> None:
+    terminal = Terminal("login", XDG_CONFIG_HOME=str(tmp_path))
+    terminal.type("Service address", limited_box.url + "\n")
+    terminal.type("(not shown)", limited_box.key + "\n")
+    assert terminal.end() == 0, terminal.shown
+    assert "accepts the key" in terminal.shown.replace("\r\n", " ")
+    assert limited_box.key not in terminal.shown
+    assert (tmp_path / "cloudsimfs/default.key").read_text().strip() == limited_box.key
+
+
+def test_interrupting_a_question_is_130(tmp_path: Path) -> None:
+    terminal = Terminal("login", XDG_CONFIG_HOME=str(tmp_path))
+    terminal.type("Service address", "")
+    os.kill(terminal._process.pid, signal.SIGINT)  # the new session has no controlling terminal to do that
+    assert terminal.end() == 130
+    assert "Traceback" not in terminal.shown
+
+
+def test_tables_fit_the_terminal_and_colours_can_be_turned_off() -> None:
+    terminal = Terminal("config", "show", CLOUDSIMFS_URL="https://a.example/" + 80 * "x")
+    assert terminal.end() == 0
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in terminal.shown.splitlines()[1:]]
+    assert max(map(len, lines)) == 60
+    assert "\x1b[1m" in terminal.shown
+    plain = Terminal("config", "show", NO_COLOR="1")
+    assert plain.end() == 0
+    assert "\x1b" not in plain.shown
