@@ -20,6 +20,7 @@ IMPORTERS = {
     "cachetools": {"dcache"},
     "click": {"cli"},
     "aiohttp": {"sandbox"},
+    "keyring": {"keys"},
     "sqlite3": {"journal", "listings"},
 }
 """Third parties, and SQLite: the only modules, or packages of modules, that may import them."""
@@ -37,9 +38,12 @@ LAYERS = [
     {"tree"},
     {"changes", "replay", "handles"},
     {"rename", "runs"},
-    {"control", "config", "mountpoint", "kernel", "previews"},
-    {"operations"},
-    {"mount", "daemon"},
+    {"settings"},
+    {"profiles", "mountoptions"},
+    {"keys"},
+    {"control", "config", "mountpoint", "kernel", "logs", "previews"},
+    {"operations", "daemon", "doctor"},
+    {"mount"},
     {"cli"},
     {"__main__"},
 ]
