@@ -103,26 +103,26 @@ class Handles:
 
     # -- bytes -------------------------------------------------------------------------------------------
 
-    def read(self, fh: int, length: int, offset: int, interrupted: Interrupted = never) -> bytes:
-        """pread(2). `interrupted` is asked while the read waits. Raises Stale, or as `Content.read`."""
+    def read(self, fh: int, buffer: memoryview, offset: int, interrupted: Interrupted = never) -> int:
+        """pread(2). `interrupted` is asked while the read waits. Raises Stale, or as `Content.read_into`."""
         handle = self.get(fh)
         content = handle.inode.content
         if not handle.readable or content is None:
             raise BadHandle(f"handle {fh} is not open for reading")
         try:
-            data = content.read(offset, length, interrupted)
+            count = content.read_into(buffer, offset, interrupted)
         except Stale:
             self._datacache.discard(content)
             if not self._look_again(handle.inode) or not self._follow(fh, handle):
                 raise
-            return self.read(fh, length, offset, interrupted)
+            return self.read(fh, buffer, offset, interrupted)
         except BadHandle:
             if handle.inode.content is content:
                 raise
-            return self.read(fh, length, offset, interrupted)  # truncated to nothing meanwhile, by another handle
-        if len(data) < length and self._follow(fh, handle):
-            return self.read(fh, length, offset, interrupted)
-        return data
+            return self.read(fh, buffer, offset, interrupted)  # truncated to nothing meanwhile, by another handle
+        if count < len(buffer) and self._follow(fh, handle):
+            return self.read(fh, buffer, offset, interrupted)
+        return count
 
     def _look_again(self, inode: Inode) -> bool:
         """The version is gone from the service: have the next one listed, for the next open at least."""
