@@ -22,11 +22,12 @@ from pathlib import Path
 from typing import Protocol
 
 from cloudsimfs import growth
-from cloudsimfs.errors import BadHandle, Cancelled, NoSpace, ServiceError, Stale, VersionChanged
-from cloudsimfs.fetching import Fetcher, FetchPool, Flight, Interrupted, Source, Waiter, never
+from cloudsimfs.errors import BadHandle, Cancelled, CloudsimfsError, NoSpace, ServiceError, Stale, VersionChanged
+from cloudsimfs.fetching import Fetcher, FetchPool, Flight, Interrupted, Source, Waiter, disk_failure, never
 from cloudsimfs.rangelog import RangeLog
 from cloudsimfs.ranges import RangeSet
 from cloudsimfs.readahead import MOST_AHEAD, MOST_PIECE, Window
+from cloudsimfs.rows import Bytes
 
 BLOCK = 1 << 20  # bytes read from disk at a time for an upload
 SLICE = 64 << 10  # bytes written at once: for more the kernel looks for large pages, which can be dear
@@ -65,6 +66,8 @@ class Content:
         self.size = size  # bytes; guarded by lock
         self.remote_end = size if source is not None else 0  # guarded by lock
         self.present = RangeSet()  # guarded by lock
+        # What a program could not write, the disk being full, and did not write since: it is no state of the file.
+        self.lacking = RangeSet()  # guarded by lock
         # What the kernel's pages are known by: it sees every write, so they are right as long as the content lives.
         self.identity = next(self._serials)
         self._is_local = source is None  # its bytes differ from the version; guarded by lock
@@ -235,6 +238,18 @@ class Content:
                 self._log.remove()
             self._log = log
 
+    def describe(self) -> Bytes:
+        """What the journal is to know of it."""
+        with self.lock:
+            return Bytes(
+                backing=self.backing.name,
+                size=self.size,
+                source=None if self.source is None else self.source.entry,
+                etag=None if self.source is None else self.source.etag,
+                remote_end=self.remote_end,
+                present=tuple(self.present),
+            )
+
     def restore(self, size: int, remote_end: int, present: Iterable[tuple[int, int]]) -> None:
         """The state a journal row or a log speaks of; before anybody uses it."""
         self.size = size
@@ -243,21 +258,37 @@ class Content:
         self.present.clip(self.remote_end)
 
     def write(self, data: bytes, offset: int) -> int:
-        end = offset + len(data)
+        """The number of bytes written, less than all of them if the disk is full then. Raises NoSpace."""
         with self.lock:
-            self._wait_for_fills_locked(offset, end)
-            self._room.claim(len(data))
-            _write(self._open_fd(), memoryview(data), offset)
+            self._wait_for_fills_locked(offset, offset + len(data))
+            view, done = memoryview(data), 0
+            try:
+                self._room.claim(len(data))
+                while done < len(data):  # a nearly full disk may take a part only
+                    done += self._write_locked(view[done : done + SLICE], offset + done)
+            except CloudsimfsError:
+                self.lacking.add(offset + done, offset + len(data))
+                if not done:
+                    raise
+            end = offset + done
             if offset < self.remote_end:
                 self._add_locked(offset, min(end, self.remote_end))
+            self.lacking.remove(offset, end)
             self.size = max(self.size, end)
-        return len(data)
+        return done
+
+    def _write_locked(self, data: memoryview, offset: int) -> int:
+        try:
+            return os.pwrite(self._open_fd(), data, offset)
+        except OSError as error:
+            raise disk_failure(error) from error
 
     def truncate(self, size: int) -> None:
         with self.lock:
             self._wait_for_fills_locked(size, self.remote_end)
             os.ftruncate(self._open_fd(), size)
             self.size = size
+            self.lacking.clip(size)
             if size < self.remote_end:
                 self.remote_end = size
                 self.present.clip(size)
@@ -328,8 +359,8 @@ class Content:
             raise Stale(str(error)) from error
         return count
 
-    def complete(self) -> None:
-        """Fetch all that is still absent, before an upload or before the version disappears."""
+    def complete(self, interrupted: Interrupted = never) -> None:
+        """Fetch all that is still absent, before an upload or before the version disappears. Raises as `read`."""
         while True:
             with self.lock:
                 hole = next(iter(self.missing_locked(0, self.remote_end)), None)
@@ -340,7 +371,7 @@ class Content:
                     start, end, Window(start, min(self.remote_end, start + MOST_AHEAD), MOST_PIECE)
                 )
             if waiter is not None:
-                self._fetcher.wait(waiter)
+                self._fetcher.wait(waiter, interrupted)
 
     def blocks(self, still_wanted: Callable[[], bool]) -> Iterator[bytes]:
         """The whole file for an upload. Raises Cancelled as soon as `still_wanted` says no.

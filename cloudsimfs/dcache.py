@@ -113,7 +113,11 @@ class DCache:
         self._put(paths.ROOT, self._fetch(paths.ROOT, None))
 
     def knows(self, path: str) -> bool:
-        return self._usable(path, None) is not None
+        return self.known(path) is not None
+
+    def known(self, path: str) -> Listing | None:
+        """The last listing of a directory, however old; asks nobody."""
+        return self._usable(path, None)
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -351,7 +351,7 @@ class Fetcher:
         except CloudsimfsError as failure:
             error = failure
         except OSError as failure:
-            error = _local(failure)
+            error = disk_failure(failure)
         finally:
             with self._target.lock:
                 self._land_locked(flight, error)
@@ -449,7 +449,7 @@ def _final(error: ServiceError, entry: Entry, *, opened: bool) -> ServiceError:
     return ServiceError(f"/{entry.path}: {error}") if opened else error
 
 
-def _local(error: OSError) -> CloudsimfsError:
+def disk_failure(error: OSError) -> CloudsimfsError:
     """A failure of the cache's disk."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return NoSpace(f"the cache's disk is full: {error}")
