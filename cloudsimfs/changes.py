@@ -18,7 +18,7 @@ from cloudsimfs.tree import Node, Tree, is_dir
 def create(tree: Tree, path: str, perm: int) -> Inode:
     """A new empty file, open for writing. Raises Exists."""
     _must_be_new(tree, path)
-    with tree.lock:
+    with tree.lock, tree.journal.transaction():
         entry, uploaded = tree.claim_name(path, folder=False)
         inode = _new_inode(tree, path, is_dir=False, perm=perm)
         inode.entry, inode.uploaded = entry, uploaded

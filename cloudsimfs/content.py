@@ -30,6 +30,7 @@ from cloudsimfs.readahead import MOST_AHEAD, MOST_PIECE, Window
 from cloudsimfs.rows import Bytes
 
 BLOCK = 1 << 20  # bytes read from disk at a time for an upload
+SLICE = 64 << 10  # bytes written at once: for more the kernel looks for large pages, which can be dear
 PAGE = 4096  # bytes; what a hole in a file consists of
 PUNCH_HOLE = 3  # fallocate(2): FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
 
@@ -78,7 +79,11 @@ class Content:
         self._users = 0  # guarded by lock
         self._evictions = 0  # guarded by lock; counts them while in use
         self.dropped = False  # its file was removed: nobody will want these bytes; guarded by lock
-        self._fd = -1  # open while there are users; guarded by lock
+        self._fd = -1  # open while there are users or borrowers; guarded by lock
+        self._borrowers = 0  # who reads or fills it just now, outside of the lock; guarded by lock
+        self._fills: list[tuple[int, int]] = []  # where fetched bytes are being written now; guarded by lock
+        self._disk = threading.Lock()  # one fill writes at a time: the kernel would have the others spin; a leaf
+        self._filled = threading.Condition(self.lock)  # one of them less
         if source is not None:
             self._fetch_from(source)
 
@@ -94,7 +99,8 @@ class Content:
     def acquire(self) -> None:
         with self.lock:
             if self._users == 0:
-                self._fd = os.open(self.backing, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                if self._fd < 0:
+                    self._fd = os.open(self.backing, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
                 os.ftruncate(self._fd, self.size)
                 if self._log is not None:
                     self._log.touch()
@@ -108,13 +114,33 @@ class Content:
                     self._fetcher.cancel_locked()
                 if self._log is not None:
                     self._log.close()
-                os.close(self._fd)
-                self._fd = -1
+                self._close_unused_locked()
+
+    def _borrow_locked(self) -> int:
+        """The descriptor, for use without the lock; to be returned."""
+        fd = self._open_fd()
+        self._borrowers += 1
+        return fd
+
+    def _return_locked(self) -> None:
+        self._borrowers -= 1
+        self._close_unused_locked()
+
+    def _close_unused_locked(self) -> None:
+        if self._users == 0 and self._borrowers == 0:
+            os.close(self._fd)
+            self._fd = -1
 
     @property
     def in_use(self) -> bool:
         """A hint, asked for without the lock."""
         return self._users > 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether reading it needs nothing from the service."""
+        with self.lock:
+            return not any(True for _ in self.missing_locked(0, self.remote_end))
 
     def drop(self) -> None:
         """Remove the backing file of a content that nothing refers to any more."""
@@ -130,7 +156,7 @@ class Content:
         if not self.lock.acquire(blocking=False):
             return None
         try:
-            if self._users:
+            if self._fd >= 0:
                 return None
             freed = disk_usage(self.backing)
             self._remove_locked()
@@ -234,11 +260,12 @@ class Content:
     def write(self, data: bytes, offset: int) -> int:
         """The number of bytes written, less than all of them if the disk is full then. Raises NoSpace."""
         with self.lock:
-            done = 0
+            self._wait_for_fills_locked(offset, offset + len(data))
+            view, done = memoryview(data), 0
             try:
                 self._room.claim(len(data))
                 while done < len(data):  # a nearly full disk may take a part only
-                    done += self._write_locked(data[done:] if done else data, offset + done)
+                    done += self._write_locked(view[done : done + SLICE], offset + done)
             except CloudsimfsError:
                 self.lacking.add(offset + done, offset + len(data))
                 if not done:
@@ -250,7 +277,7 @@ class Content:
             self.size = max(self.size, end)
         return done
 
-    def _write_locked(self, data: bytes, offset: int) -> int:
+    def _write_locked(self, data: memoryview, offset: int) -> int:
         try:
             return os.pwrite(self._open_fd(), data, offset)
         except OSError as error:
@@ -258,6 +285,7 @@ class Content:
 
     def truncate(self, size: int) -> None:
         with self.lock:
+            self._wait_for_fills_locked(size, self.remote_end)
             os.ftruncate(self._open_fd(), size)
             self.size = size
             self.lacking.clip(size)
@@ -281,40 +309,55 @@ class Content:
     # -- reading ---------------------------------------------------------------------------------------
 
     def read(self, offset: int, length: int, interrupted: Interrupted = never) -> bytes:
-        """Up to `length` bytes at `offset`. Raises Stale if the version is gone, else a ServiceError."""
+        """Up to `length` bytes at `offset`. Raises as `read_into`."""
+        buffer = bytearray(length)
+        return bytes(buffer[: self.read_into(memoryview(buffer), offset, interrupted)])
+
+    def read_into(self, buffer: memoryview, offset: int, interrupted: Interrupted = never) -> int:
+        """Fill `buffer` from `offset` on; how many bytes there were. Raises Stale if the version is gone, else a
+        ServiceError.
+        """
         window: Window | None = None
         while True:
             with self.lock:
-                end = min(offset + length, self.size)
+                end = min(offset + len(buffer), self.size)
                 stop = min(end, self.remote_end)
-                fd, evictions, waiter = self._open_fd(), self._evictions, None
-                if offset < stop and self._fetcher is not None:
+                waiter = None
+                if offset < stop and self._fetcher is not None and not self.present.covers(0, self.remote_end):
                     window = window or self._fetcher.plan_locked(offset, stop)
                     waiter = self._want_locked(offset, stop, window)
-            if offset >= end:
-                return b""
-            if waiter is not None and self._fetcher is not None:
-                try:
-                    self._fetcher.wait(waiter, interrupted)
-                except NoSpace:
-                    return self._read_through(offset, end)
+                if waiter is None:
+                    fd, evictions = self._borrow_locked(), self._evictions
+            if waiter is None:
+                count = self._read_present(fd, buffer[: max(0, end - offset)], offset)
+                if evictions == self._evictions:  # else it may have been punched out before it was read
+                    return count
                 continue
-            data = os.pread(fd, end - offset, offset)
-            if evictions == self._evictions:  # else it may have been punched out before it was read
-                return data
+            assert self._fetcher is not None
+            try:
+                self._fetcher.wait(waiter, interrupted)
+            except NoSpace:
+                return self._read_through(buffer[: end - offset], offset)
 
-    def _read_through(self, offset: int, end: int) -> bytes:
+    def _read_present(self, fd: int, buffer: memoryview, offset: int) -> int:
+        try:
+            return os.preadv(fd, [buffer], offset)
+        finally:
+            with self.lock:
+                self._return_locked()
+
+    def _read_through(self, buffer: memoryview, offset: int) -> int:
         """Read without keeping: all of the cache is taken by what must not be evicted."""
         with self.lock:
-            data = bytearray(os.pread(self._open_fd(), end - offset, offset))
-            holes = list(self.missing_locked(offset, end))
+            count = os.preadv(self._open_fd(), [buffer], offset)
+            holes = list(self.missing_locked(offset, offset + count))
         assert self.source is not None
         try:
             for start, stop in holes:
-                data[start - offset : stop - offset] = self.source.read(start, stop)
+                buffer[start - offset : stop - offset] = self.source.read(start, stop)
         except VersionChanged as error:
             raise Stale(str(error)) from error
-        return bytes(data)
+        return count
 
     def complete(self, interrupted: Interrupted = never) -> None:
         """Fetch all that is still absent, before an upload or before the version disappears. Raises as `read`."""
@@ -358,17 +401,33 @@ class Content:
     def claim(self, size: int) -> None:
         self._room.claim(size)
 
-    def keep_locked(self, position: int, block: bytes) -> bool:
-        if self._fd < 0:
-            return False
-        end = min(position + len(block), self.remote_end)
-        for start, stop in list(self.present.missing(position, end)):
-            part = memoryview(block)[start - position : stop - position]
-            done = 0
-            while done < len(part):  # a nearly full disk may take a part only
-                done += os.pwrite(self._fd, part[done:], start + done)
-            self._add_locked(start, stop)
+    def keep(self, position: int, block: bytes | memoryview) -> bool:
+        with self.lock:
+            if self._users == 0:
+                return False
+            fd = self._borrow_locked()
+            holes = list(self.missing_locked(position, position + len(block)))
+            self._fills += holes
+        filled: list[tuple[int, int]] = []
+        try:
+            with self._disk:
+                for start, stop in holes:
+                    _write(fd, memoryview(block)[start - position : stop - position], start)
+                    filled.append((start, stop))
+        finally:
+            with self.lock:
+                for hole in holes:
+                    self._fills.remove(hole)
+                for start, stop in filled if self._users else []:
+                    self._add_locked(start, stop)
+                self._filled.notify_all()
+                self._return_locked()
         return True
+
+    def _wait_for_fills_locked(self, start: int, end: int) -> None:
+        """Before anything else changes `[start, end)`: the fills there found it missing, and it has to stay so."""
+        while any(first < end and start < last for first, last in self._fills):
+            self._filled.wait()
 
     def _add_locked(self, start: int, end: int) -> None:
         self.present.add(start, end)
@@ -430,6 +489,12 @@ class Content:
             return all(self.read(start, end - start) == old.clean_bytes(start, end) for start, end in seen)
         self.read(self.size - 1, 1)  # has the ancestor looked at
         return self._begins_with == old.identity
+
+
+def _write(fd: int, data: memoryview, offset: int) -> None:
+    done = 0
+    while done < len(data):  # a nearly full disk may take a part of a slice only
+        done += os.pwrite(fd, data[done : done + SLICE], offset + done)
 
 
 def _punch(fd: int, start: int, end: int) -> None:

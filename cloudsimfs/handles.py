@@ -15,14 +15,14 @@ import contextlib
 import itertools
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from cloudsimfs import changes
 from cloudsimfs.content import Content
 from cloudsimfs.datacache import DataCache
-from cloudsimfs.errors import BadHandle, CloudsimfsError, Invalid, NoSpace, Stale
+from cloudsimfs.errors import BadHandle, BudgetSpent, CloudsimfsError, Invalid, NoSpace, Stale
 from cloudsimfs.fetching import Interrupted, never
 from cloudsimfs.inode import ANYBODY, Inode, WriteState
 from cloudsimfs.syncer import Syncer
@@ -39,14 +39,23 @@ class Handle:
 
 class Handles:
     def __init__(
-        self, tree: Tree, datacache: DataCache, writeback: Writeback, syncer: Syncer, *, fsync_remote: bool
+        self,
+        tree: Tree,
+        datacache: DataCache,
+        writeback: Writeback,
+        syncer: Syncer,
+        *,
+        fsync_remote: bool,
+        may_preview: Callable[[], bool],
     ) -> None:
+        """`fsync_remote`: fsync(2) waits for the service. `may_preview` tells whether there are calls to spare."""
         self.lock = threading.Lock()
         self._tree = tree
         self._datacache = datacache
         self._writeback = writeback
         self._syncer = syncer
         self._fsync_remote = fsync_remote
+        self._may_preview = may_preview
         self._handles: dict[int, Handle] = {}  # guarded by lock
         self._left: dict[int, Inode] = {}  # what a handle has moved on from; reads may still use it; guarded by lock
         self._next = itertools.count(1)
@@ -66,8 +75,8 @@ class Handles:
 
     # -- open --------------------------------------------------------------------------------------------
 
-    def open(self, path: str, flags: int) -> int:
-        """open(2) without O_CREAT. `flags` are the system's O_ flags."""
+    def open(self, path: str, flags: int, *, is_preview: Callable[[], bool] = lambda: False) -> int:
+        """open(2) without O_CREAT. Raises BudgetSpent for a preview that would take calls others need."""
         access = flags & os.O_ACCMODE
         handle = Handle(
             self._tree.open(path, write=access != os.O_RDONLY),
@@ -75,6 +84,10 @@ class Handles:
             writable=access != os.O_RDONLY,
         )
         fh = self._add(handle)
+        content = handle.inode.content
+        if content is not None and not content.is_whole and not self._may_preview() and is_preview():
+            self.release(fh)
+            raise BudgetSpent(f"/{path}: previews leave what the hour has left of API calls to others")
         if flags & os.O_TRUNC and handle.writable:
             self.truncate(fh, 0)
         return fh
@@ -98,26 +111,26 @@ class Handles:
 
     # -- bytes -------------------------------------------------------------------------------------------
 
-    def read(self, fh: int, length: int, offset: int, interrupted: Interrupted = never) -> bytes:
-        """pread(2). `interrupted` is asked while the read waits. Raises Stale, or as `Content.read`."""
+    def read(self, fh: int, buffer: memoryview, offset: int, interrupted: Interrupted = never) -> int:
+        """pread(2). `interrupted` is asked while the read waits. Raises Stale, or as `Content.read_into`."""
         handle = self.get(fh)
         content = handle.inode.content
         if not handle.readable or content is None:
             raise BadHandle(f"handle {fh} is not open for reading")
         try:
-            data = content.read(offset, length, interrupted)
+            count = content.read_into(buffer, offset, interrupted)
         except Stale:
             self._datacache.discard(content)
             if not self._look_again(handle.inode) or not self._follow(fh, handle):
                 raise
-            return self.read(fh, length, offset, interrupted)
+            return self.read(fh, buffer, offset, interrupted)
         except BadHandle:
             if handle.inode.content is content:
                 raise
-            return self.read(fh, length, offset, interrupted)  # truncated to nothing meanwhile, by another handle
-        if len(data) < length and self._follow(fh, handle):
-            return self.read(fh, length, offset, interrupted)
-        return data
+            return self.read(fh, buffer, offset, interrupted)  # truncated to nothing meanwhile, by another handle
+        if count < len(buffer) and self._follow(fh, handle):
+            return self.read(fh, buffer, offset, interrupted)
+        return count
 
     def _look_again(self, inode: Inode) -> bool:
         """The version is gone from the service: have the next one listed, for the next open at least."""

@@ -33,7 +33,7 @@ import json
 import os
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -159,7 +159,7 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self.lock = threading.Lock()  # protects _db
-        self._local = threading.local()  # this thread's open transaction
+        self._local = threading.local()  # this thread's open transaction, and what follows it
         try:
             os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
@@ -190,7 +190,8 @@ class Journal:
             yield
             return
         batch: list[tuple[str, tuple[Any, ...]]] = []
-        self._local.batch = batch
+        afterwards: list[Callable[[], object]] = []
+        self._local.batch, self._local.afterwards = batch, afterwards
         try:
             yield
         finally:
@@ -205,6 +206,15 @@ class Journal:
                 if db.in_transaction:
                     db.execute("ROLLBACK")
                 raise
+        for act in afterwards:
+            act()
+
+    def after_commit(self, act: Callable[[], object]) -> None:
+        """Call `act` when what this thread has saved is committed: what cannot be undone comes last."""
+        if getattr(self._local, "batch", None) is None:
+            act()
+        else:
+            self._local.afterwards.append(act)
 
     @contextmanager
     def _database(self) -> Iterator[sqlite3.Connection]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import resource
+import signal
 import threading
 from collections.abc import Callable
 from dataclasses import asdict
@@ -15,6 +16,7 @@ from cloudsimfs.clock import Clock, SystemClock
 from cloudsimfs.config import KERNEL_SHARE, Config, cache_limit
 from cloudsimfs.conflicts import Conflicts
 from cloudsimfs.control import Control, run_paths
+from cloudsimfs.daemon import on_signal
 from cloudsimfs.datacache import DataCache
 from cloudsimfs.dcache import DCache
 from cloudsimfs.errors import (
@@ -34,6 +36,7 @@ from cloudsimfs.journal import Journal
 from cloudsimfs.kernel import library_version, serve
 from cloudsimfs.listings import ListingStore
 from cloudsimfs.operations import Operations
+from cloudsimfs.previews import is_spare
 from cloudsimfs.recovery import Recovery
 from cloudsimfs.replay import replay
 from cloudsimfs.report import Report
@@ -97,11 +100,14 @@ class Mount:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core dump would hold the key
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # one per open file
+        on_signal(signal.SIGUSR1, lambda: log.info("the state of the mount:\n%s", self.status_text()))
         self._check_service()
         replay(self._files.tree)
         try:
             serve(self._operations, str(self._mountpoint), options=_fuse_options(self._config))
         except RuntimeError as error:
+            if self._stop.is_set():
+                return  # it was served and ended in order; a signal gives libfuse a status of its own
             raise MountError(f"{self._mountpoint}: libfuse could not mount (status {error})") from error
 
     def _check_service(self) -> None:
@@ -247,7 +253,12 @@ class _Files:
         self.tree = Tree(self.dcache, self.datacache, self.writeback, self.journal, owner=_owner(config), clock=clock)
         self.conflicts = Conflicts(self.tree, on_conflict=on_change)
         self.handles = Handles(
-            self.tree, self.datacache, self.writeback, self.syncer, fsync_remote=config.fsync == "remote"
+            self.tree,
+            self.datacache,
+            self.writeback,
+            self.syncer,
+            fsync_remote=config.fsync == "remote",
+            may_preview=lambda: is_spare(client.budget.snapshot()),
         )
         self.recovery = Recovery(self.tree, self.handles)
 

@@ -126,7 +126,8 @@ def _rename_folder(tree: Tree, old: str, new: str, source: Node) -> None:
     above = tree.listing(paths.parent(old))
     with tree.lock, tree.journal.transaction():
         inodes = [tree.inode_of(path, node) for path, node in files]  # may raise: before anything is changed
-        tree.claim_name(new, folder=True)
+        for path, _ in folders:
+            tree.claim_name(paths.rebase(path, old, new), folder=True)
         entry = listed_folder(old, source, above)
         gone = Gone(old, entry, is_dir=True)
         gone.since = tree.monotonic()

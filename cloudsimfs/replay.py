@@ -125,5 +125,7 @@ def _replay_gone(tree: Tree, row: GoneRow, inodes: dict[int, Inode]) -> None:
     if made_anew is None:
         tree.overlay.put(gone.path, gone)
     if not gone.done:
+        if gone.entry is None or not all(entry.id for entry in (gone.entry, *gone.below)):
+            tree.writeback.service_cache_is_stale()  # what is to be found by listing may have been stored lately
         waits = [inodes[ino] for ino in row.after if ino in inodes]
         tree.writeback.delete(gone, after=[inode for inode in waits if not inode.is_stored])

@@ -183,7 +183,7 @@ class Tree:
         if inode.opens == 0:
             for content in (inode.content, inode.superseded):
                 if content is not None:
-                    content.drop()
+                    self.journal.after_commit(content.drop)
 
     # -- attributes --------------------------------------------------------------------------------------
 
@@ -468,6 +468,7 @@ class Tree:
         """
         after = self.monotonic() - REMOVAL_AGE if since is None else since
         ours = {entry.path: entry for entry in gone.below}
+        self.dcache.look_into({gone.path, *(entry.dirname for entry in gone.below)}, since=after)
 
         def was_removed(entry: Entry) -> bool:
             removed = ours.get(entry.path)

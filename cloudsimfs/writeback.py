@@ -172,7 +172,7 @@ class Writeback:
         with self.queue.lock:
             self._closing.add(inode)
         if inode.superseded is not None:
-            inode.superseded.drop()
+            self._journal.after_commit(inode.superseded.drop)
             inode.superseded = None
 
     def close(self, inode: Inode) -> None:

@@ -20,6 +20,7 @@ IMPORTERS = {
     "cachetools": {"dcache"},
     "click": {"cli"},
     "aiohttp": {"sandbox"},
+    "keyring": {"keys"},
     "sqlite3": {"journal", "listings"},
 }
 """Third parties, and SQLite: the only modules, or packages of modules, that may import them."""
@@ -38,11 +39,14 @@ LAYERS = [
     {"tree"},
     {"changes", "replay", "handles", "conflicts"},
     {"rename", "runs"},
+    {"settings"},
+    {"profiles", "mountoptions"},
+    {"keys"},
     {"recovery"},
-    {"control", "config", "mountpoint", "kernel"},
-    {"operations"},
+    {"control", "config", "mountpoint", "kernel", "logs", "previews"},
+    {"operations", "daemon", "doctor"},
     {"report"},
-    {"mount", "daemon"},
+    {"mount"},
     {"cli"},
     {"__main__"},
 ]

@@ -122,3 +122,35 @@ def test_a_folder_made_anew_and_removed_again_stays_removed(box: Sandbox, mount:
     run("rm", "-r", m.path / "d")
     m.flush()
     assert box.files() == {}
+
+
+@pytest.mark.parametrize("api", ["v2"])
+def test_a_folder_moved_over_a_removed_one_keeps_its_files(box: Sandbox, mount: MountFactory) -> None:
+    """Also those further down: the pending delete of `d/c`, which no listing has shown, is called off."""
+    box.put("c/c/a", b"moved")
+    m = mount(ttl=0, write_back=0)
+    (m.path / "d/c").mkdir(parents=True)
+    for name in ("a", "b"):
+        (m.path / "d/c" / name).write_bytes(b"soon gone")
+    wait_until(lambda: len(box.files()) == 3 and not m.pending(), "all is stored")
+    run("rm", "-r", m.path / "d")
+    os.rename(m.path / "c", m.path / "d")
+    m.crash()
+    assert read_tree(m.path) == {"d/c/a": b"moved"}
+    assert m.settle() == {"d/c/a": b"moved"}
+
+
+@pytest.mark.parametrize("api", ["v2"])
+def test_a_folder_removed_before_it_was_listed_does_not_come_back(box: Sandbox, mount: MountFactory) -> None:
+    """Its file is stored, and a listing that does not show that yet is no proof of its absence."""
+    box.settings.cache_seconds = 30
+    m = mount(ttl=0, write_back=0)
+    (m.path / "d").mkdir()
+    (m.path / "d/f").write_bytes(b"f")
+    wait_until(lambda: box.files() and not m.pending(), "the file is stored")
+    assert os.listdir(m.path / "d") == ["f"]
+    run("rm", "-r", m.path / "d")
+    box.advance(60)  # now it is listed; the delete is held back for a while
+    assert "d" not in os.listdir(m.path)
+    m.flush()
+    assert box.files() == {}
