@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+from pathlib import Path
 
 import pytest
 from conftest import MountFactory
 from harness import errno_of, read_tree, run, wait_until
 
+from cloudsimfs.errors import FsError
+from cloudsimfs.journal import Journal
 from cloudsimfs.sandbox import Sandbox
 
 
@@ -154,3 +157,11 @@ def test_a_folder_removed_before_it_was_listed_does_not_come_back(box: Sandbox, 
     assert "d" not in os.listdir(m.path)
     m.flush()
     assert box.files() == {}
+
+
+def test_a_closed_journal_is_an_error_of_ours(tmp_path: Path) -> None:
+    """What ends late at an unmount must not die of an AttributeError."""
+    journal = Journal(tmp_path / "journal.db")
+    journal.close()
+    with pytest.raises(FsError):
+        journal.drop_folder("d")
