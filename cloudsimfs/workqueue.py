@@ -49,6 +49,12 @@ class Job:
     waiting: list[Job] = field(default_factory=list)  # jobs that may run when this one has ended
 
 
+def retry_pause(attempts: int) -> float:
+    """Seconds until a job that has failed so often runs again."""
+    doublings = min(attempts - 1, 30)  # days of failures must not end in an overflow
+    return min(LAST_RETRY, FIRST_RETRY * 2.0**doublings) * random.uniform(0.5, 1.0)
+
+
 class WorkQueue:
     def __init__(self, *, clock: Clock, workers: int, name: str) -> None:
         lock = threading.RLock()
@@ -192,7 +198,7 @@ class WorkQueue:
                 job.error = error
                 self.last_error = (self._clock.now(), f"{job.kind} of /{job.path}: {error}")
                 job.attempts += 1
-                pause = min(LAST_RETRY, FIRST_RETRY * 2.0 ** (job.attempts - 1)) * random.uniform(0.5, 1.0)
+                pause = retry_pause(job.attempts)
                 job.due = self._clock.monotonic() + pause
                 self._push_locked(job)
                 log.warning("%s of /%s: again in %.0f s: %s", job.kind, job.path, pause, error)
