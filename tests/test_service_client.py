@@ -373,6 +373,19 @@ def test_auto_costs_one_call(opened: Open, box: Sandbox, enabled: bool) -> None:
     assert box.calls.api_count() == 1
 
 
+@pytest.mark.parametrize("body", ['{"errors": ["A technical problem has occurred, try again later."]}', "<html>", ""])
+def test_a_passing_failure_does_not_decide_the_version(opened: Open, box: Sandbox, body: str) -> None:
+    clock = ManualClock()
+    client = opened("auto", clock=clock)
+    box.faults.add("cpu", "status", status=403, body=body, times=2)
+    assert [client.version for _ in range(3)] == ["v1"] * 3
+    clock.advance(600)
+    assert [client.version for _ in range(3)] == ["v1"] * 3
+    clock.advance(1200)
+    assert [client.version for _ in range(3)] == ["v2"] * 3
+    assert box.calls.counts()["cpu"] == 3
+
+
 def test_a_wrong_key(opened: Open, box: Sandbox) -> None:
     for api in ("v1", "v2", "auto"):
         client = opened(api, key="wrong-key-wrong")

@@ -7,6 +7,7 @@ nothing of files, inodes or caches, keeps no copy of what it read, and never sen
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar
@@ -22,6 +23,8 @@ from cloudsimfs.errors import (
     NoSuchEntry,
     NotOffered,
     Refused,
+    ServiceError,
+    VersionNotEnabled,
 )
 from cloudsimfs.service import entries, parsing, v1, v2
 from cloudsimfs.service.budget import Budget, Urgency
@@ -34,9 +37,12 @@ from cloudsimfs.service.retry import Retrier
 from cloudsimfs.service.transfer import Fetched, Store, opened
 from cloudsimfs.service.transport import Body, Progress, Reply, Wire
 
+log = logging.getLogger(__name__)
+
 _PAGES = 20_000  # pages of one listing; more is a service that never ends
 _LINK_TRIES = 5  # calls until a download link that is null is given up
 _LINK_PAUSE = 2.0  # seconds between them (service-observed.md "URLs")
+_PROBE_AGAIN = 600.0  # seconds until v2 is asked for again after an answer that proved nothing; doubled each time
 
 T = TypeVar("T")
 Record = TypeVar("Record", Entry, Simulation)
@@ -74,7 +80,7 @@ def connect(
         wire, budget, retrier, clock, timeouts, base_url=url, key=key, key_in_query=key_in_query, offline=offline
     )
     store = Store(wire, retrier, clock, timeouts, secure=url.startswith("https:"))
-    return Client(api, wire, exchange, store, retrier, budget)
+    return Client(api, wire, exchange, store, retrier, budget, clock)
 
 
 class Client:
@@ -88,14 +94,18 @@ class Client:
         store: Store,
         retrier: Retrier,
         budget: Budget,
+        clock: Clock,
     ) -> None:
         self.budget = budget
+        self._clock = clock
         self._wire = wire
         self._exchange = exchange
         self._store = store
         self._retrier = retrier
         self._probing = threading.Lock()  # held during the one probing call: nobody can go on without it
         self._version: Version | None = None if api == "auto" else api
+        self._probe_at: float | None = None  # monotonic seconds; the version is a guess until looked at again then
+        self._probe_pause = _PROBE_AGAIN
         self._absent: set[str] = set()  # operations this service's v2 has not; only ever grows
 
     def __enter__(self) -> Client:
@@ -123,14 +133,34 @@ class Client:
             with self._probing:
                 if self._version is None:
                     self._version = self._probe(urgency)
+        elif self._probe_is_due() and self._probing.acquire(blocking=False):  # the others go on with the guess
+            try:
+                if self._probe_is_due():
+                    self._version = self._probe(urgency)
+            except ServiceError as error:
+                log.debug("whether there is API v2 is still not known: %s", error)
+            finally:
+                self._probing.release()
         return self._version
 
+    def _probe_is_due(self) -> bool:
+        return self._probe_at is not None and self._clock.monotonic() >= self._probe_at
+
     def _probe(self, urgency: Urgency) -> Version:
-        """v2 if the account is enabled for it. A bad key ends in v1 too, whose first call then says so."""
+        """v2 if the account is enabled for it. A bad key ends in v1 too, whose first call then says so.
+
+        So does a failure without a reason; it may pass, and so v2 is asked for again later.
+        """
+        self._probe_at = self._clock.monotonic() + self._probe_pause
+        self._probe_pause *= 2
         try:
             self._exchange.call(v2.cpu_values(), urgency)
-        except (KeyRefused, NotOffered, NoSuchEntry, Refused):
+        except (VersionNotEnabled, NotOffered, NoSuchEntry):
+            self._probe_at = None
             return "v1"
+        except (KeyRefused, Refused):
+            return "v1"
+        self._probe_at = None
         return "v2"
 
     # -- storage: names ---------------------------------------------------------------------------------
