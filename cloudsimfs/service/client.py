@@ -19,7 +19,6 @@ from cloudsimfs.errors import (
     ConfigError,
     KeyRefused,
     LaunchUnresolved,
-    LinkExpired,
     NoSuchEntry,
     NotOffered,
     Refused,
@@ -36,6 +35,7 @@ from cloudsimfs.service.redact import register_secret
 from cloudsimfs.service.retry import Retrier
 from cloudsimfs.service.transfer import Fetched, Store, opened
 from cloudsimfs.service.transport import Body, Progress, Reply, Wire
+from cloudsimfs.service.uploads import Uploads
 
 log = logging.getLogger(__name__)
 
@@ -101,6 +101,7 @@ class Client:
         self._wire = wire
         self._exchange = exchange
         self._store = store
+        self._uploads = Uploads(store, clock)
         self._retrier = retrier
         self._probing = threading.Lock()  # held during the one probing call: nobody can go on without it
         self._version: Version | None = None if api == "auto" else api
@@ -248,19 +249,14 @@ class Client:
         progress: Progress | None = None,
         urgency: Urgency = Urgency.BACKGROUND,
     ) -> Stored:
-        """Store `size` bytes as `path`: one call for the link, one PUT (service-api.md section 4).
+        """Store `size` bytes as `path`: one call for the link, one PUT (service-api.md section 4); see `uploads`.
 
         `body()` gives the bytes anew for each attempt; what it raises drops the connection and passes
         through. `progress` gets the bytes sent so far. Where the store's ETag is an MD5, it is compared with
         that of what was sent.
         """
         _check_text(path)
-        link = self._upload_link(path, urgency)
-        try:
-            return self._store.put(link, size, body, progress=progress)
-        except LinkExpired:
-            link = self._upload_link(path, urgency)
-            return self._store.put(link, size, body, progress=progress)
+        return self._uploads.put(path, size, body, lambda: self._upload_link(path, urgency), progress=progress)
 
     def _upload_link(self, path: str, urgency: Urgency) -> str:
         call = v2.upload_url(path) if self._resolve(urgency) == "v2" else v1.upload_url(path)
