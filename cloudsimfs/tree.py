@@ -457,6 +457,18 @@ class Tree:
                 self.journal.drop_gone(gone.path)
                 self._hide_files(gone)
 
+    def kept(self, gone: Gone) -> None:
+        """The service does not delete it: the name has again what is listed under it."""
+        with self.lock, self.journal.transaction():
+            item = self.overlay.get(gone.path)
+            if item is gone:
+                self.overlay.pop(gone.path)
+            if item is gone or not isinstance(item, Gone):
+                self.journal.drop_gone(gone.path)
+        self.refresh(gone.path)
+        if gone.is_dir:
+            self.dcache.forget(gone.path)  # some of it may be gone
+
     def find_entry(self, path: str, since: float) -> Entry | None:
         """What is stored under a path, by a listing asked for after `since` (monotonic seconds)."""
         return self.dcache.entry(path, since=since)

@@ -41,6 +41,7 @@ class Job:
     due: float = 0.0  # monotonic seconds
     held: bool = False  # not to be run until released
     attempts: int = 0
+    first_pause: float = FIRST_RETRY  # seconds after the first failure; `run` may set it
     error: str = ""
     failure: CloudsimfsError | None = None  # that error, if it was one of ours
     running: bool = False
@@ -49,10 +50,10 @@ class Job:
     waiting: list[Job] = field(default_factory=list)  # jobs that may run when this one has ended
 
 
-def retry_pause(attempts: int) -> float:
+def retry_pause(attempts: int, first: float = FIRST_RETRY) -> float:
     """Seconds until a job that has failed so often runs again."""
     doublings = min(attempts - 1, 30)  # days of failures must not end in an overflow
-    return min(LAST_RETRY, FIRST_RETRY * 2.0**doublings) * random.uniform(0.5, 1.0)
+    return min(LAST_RETRY, first * 2.0**doublings) * random.uniform(0.5, 1.0)
 
 
 class WorkQueue:
@@ -198,7 +199,7 @@ class WorkQueue:
                 job.error = error
                 self.last_error = (self._clock.now(), f"{job.kind} of /{job.path}: {error}")
                 job.attempts += 1
-                pause = retry_pause(job.attempts)
+                pause = retry_pause(job.attempts, job.first_pause)
                 job.due = self._clock.monotonic() + pause
                 self._push_locked(job)
                 log.warning("%s of /%s: again in %.0f s: %s", job.kind, job.path, pause, error)
