@@ -93,6 +93,7 @@ class Config:
     ttl: float = default("ttl")
     run_ttl: float = default("run-ttl")
     write_back: float = default("write-back")
+    fsync: str = default("fsync")
     offline: bool = False
     key_in_query: bool = False
     read_only: bool = False
