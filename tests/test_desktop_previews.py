@@ -16,6 +16,8 @@ from harness import Mounted, errno_of, run
 
 from cloudsimfs.sandbox import Sandbox
 
+pytestmark = pytest.mark.parametrize("api", ["v2"])
+
 LIMIT = 100
 FILES = {f"case/constant/field{number:02}": b"FoamFile %02d" % number for number in range(60)}
 
