@@ -78,6 +78,7 @@ def test_a_thumbnailer_gets_what_is_to_spare(box: Sandbox, folder: Path, tmp_pat
 
 
 def test_gio_shows_every_file_of_a_folder(box: Sandbox, folder: Path) -> None:
+    harness.need("gio")
     attributes = "standard::content-type,standard::size"
     shown = run("gio", "list", "-a", attributes, folder)
     assert shown.count("\t11\t(regular)") == len(FILES)
