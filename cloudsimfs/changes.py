@@ -26,6 +26,7 @@ def create(tree: Tree, path: str, perm: int) -> Inode:
         with inode.lock:
             inode.content = tree.datacache.empty()
             inode.change()
+            inode.since_ns = tree.now_ns()
             tree.writeback.changed(inode)
         tree.pin(inode)
         inode.opens = inode.writers = 1

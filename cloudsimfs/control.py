@@ -31,6 +31,7 @@ from cloudsimfs.service.redact import redact
 SIMULATIONS = ".simulations"
 STATE = ".cloudsimfs"
 TOP_NAMES = (SIMULATIONS, STATE)
+STATE_NAMES = ("status", "status.json", "pending", "recover", "recover.json", "refresh", "flush")
 FIRST_HANDLE = 1 << 62  # handles from here on belong to virtual files
 
 README = """\
@@ -94,6 +95,8 @@ class Mounted(Protocol):
     def status(self) -> dict[str, object]: ...
     def status_text(self) -> str: ...
     def pending_text(self) -> str: ...
+    def drafts(self) -> list[dict[str, object]]: ...
+    def recover(self, command: str) -> None: ...
     def refresh(self, path: str) -> None: ...
     def storage_path(self, text: str) -> str: ...
     def flush(self) -> None: ...
@@ -137,10 +140,12 @@ class Control:
             f"{SIMULATIONS}/error": text(lambda: self._error),
             f"{SIMULATIONS}/budget": text(self._budget_text),
             f"{SIMULATIONS}/latest": Folder(lambda: sorted(self._latest())),
-            STATE: Folder(lambda: ["status", "status.json", "pending", "refresh", "flush"]),
+            STATE: Folder(lambda: list(STATE_NAMES)),
             f"{STATE}/status": text(mounted.status_text),
             f"{STATE}/status.json": text(lambda: _json(mounted.status())),
             f"{STATE}/pending": text(mounted.pending_text),
+            f"{STATE}/recover": File(write=mounted.recover),
+            f"{STATE}/recover.json": text(lambda: _json(mounted.drafts())),
             f"{STATE}/refresh": File(write=lambda word: mounted.refresh(mounted.storage_path(word))),
             f"{STATE}/flush": File(write=lambda _: mounted.flush()),
         }

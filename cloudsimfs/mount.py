@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import resource
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -14,7 +15,9 @@ from pathlib import Path
 from cloudsimfs import __version__, paths
 from cloudsimfs.clock import Clock, SystemClock
 from cloudsimfs.config import KERNEL_SHARE, Config, cache_limit
+from cloudsimfs.conflicts import Conflicts
 from cloudsimfs.control import Control, run_paths
+from cloudsimfs.daemon import on_signal
 from cloudsimfs.datacache import DataCache
 from cloudsimfs.dcache import DCache
 from cloudsimfs.errors import (
@@ -22,10 +25,10 @@ from cloudsimfs.errors import (
     KeyRefused,
     MountError,
     NotDirectory,
+    NotFinished,
     NotFound,
     ServerFault,
     TimedOut,
-    TryAgain,
     Unreachable,
     VersionNotEnabled,
 )
@@ -34,6 +37,8 @@ from cloudsimfs.journal import Journal
 from cloudsimfs.kernel import library_version, serve
 from cloudsimfs.listings import ListingStore
 from cloudsimfs.operations import Operations
+from cloudsimfs.previews import is_spare
+from cloudsimfs.recovery import Recovery
 from cloudsimfs.replay import replay
 from cloudsimfs.runs import Runs
 from cloudsimfs.service import Client, connect
@@ -85,11 +90,14 @@ class Mount:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core dump would hold the key
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # one per open file
+        on_signal(signal.SIGUSR1, lambda: log.info("the state of the mount:\n%s", self.status_text()))
         self._check_service()
         replay(self._files.tree)
         try:
             serve(self._operations, str(self._mountpoint), options=_fuse_options(self._config))
         except RuntimeError as error:
+            if self._stop.is_set():
+                return  # it was served and ended in order; a signal gives libfuse a status of its own
             raise MountError(f"{self._mountpoint}: libfuse could not mount (status {error})") from error
 
     def _check_service(self) -> None:
@@ -176,13 +184,17 @@ class Mount:
             for path in run_paths(run_ids):
                 self._operations.kernel_cache.invalidate(path)
 
+    def drafts(self) -> list[dict[str, object]]:
+        return [asdict(draft) for draft in self._files.recovery.drafts()]
+
+    def recover(self, command: str) -> None:
+        self._files.recovery.command(command, bound=FLUSH_BOUND)
+
     def flush(self) -> None:
         """Wait until all is stored. Raises TimedOut when it takes longer than one write may: write again."""
         try:
             self._files.writeback.drain(timeout=FLUSH_BOUND)
-        except TryAgain as error:
-            if any(job.error for job in self._files.writeback.pending()):
-                raise
+        except NotFinished as error:
             raise TimedOut(str(error)) from error
 
     def status(self) -> dict[str, object]:
@@ -197,7 +209,8 @@ class Mount:
             "url": self._config.url,
             "mountpoint": str(self._mountpoint),
             "pending": pending,
-            "half_written": self._files.tree.half_written(),
+            "conflicts": [asdict(conflict) for conflict in self._files.conflicts.found()],
+            "recover": [draft.path for draft in self._files.recovery.drafts()],
             "cache": {"directory": str(self._config.cache_dir), "used": used, "limit": limit},
             "open_files": self._files.handles.count,
             "budget": asdict(self.client.budget.snapshot()),
@@ -218,8 +231,12 @@ class Mount:
             turns = time.strftime("%H:%M", time.localtime(budget.resets_at))
             lines.append(f"waiting   {budget.waiting} calls, for the hour to turn at {turns}")
         lines += [
-            f"kept      /{path}: was open for writing when the daemon died; `: >> {path}` uploads it as it is"
-            for path in self._files.tree.half_written()[:10]
+            f"kept      /{draft.path}: was open for writing when the daemon died; see `cloudsimfs recover`"
+            for draft in self._files.recovery.drafts()[:10]
+        ]
+        lines += [
+            f"conflict  /{conflict.path} was changed on the service too; yours is /{conflict.ours}"
+            for conflict in self._files.conflicts.found()[-10:]
         ]
         lines += [f"waiting   /{job.path}: {job.error}" for job in pending if job.error][:10]
         return "".join(f"{line}\n" for line in lines)
@@ -262,9 +279,18 @@ class _Files:
             on_deleted=lambda gone: self.tree.deleted(gone),
             find_entry=lambda path, since: self.tree.find_entry(path, since),
             may_delete_folder=lambda gone, since: self.tree.only_holds(gone, since),
+            evade_conflict=lambda inode: self.conflicts.evade(inode),
         )
         self.tree = Tree(self.dcache, self.datacache, self.writeback, self.journal, owner=_owner(config), clock=clock)
-        self.handles = Handles(self.tree, self.datacache, self.writeback, self.syncer)
+        self.conflicts = Conflicts(self.tree, on_conflict=on_change)
+        self.handles = Handles(
+            self.tree,
+            self.datacache,
+            self.writeback,
+            self.syncer,
+            may_preview=lambda: is_spare(client.budget.snapshot()),
+        )
+        self.recovery = Recovery(self.tree, self.handles)
 
 
 def _owner(config: Config) -> Owner:

@@ -172,6 +172,22 @@ def inode_is_settled(inode: Inode, entry: Entry | None, asked_at: float) -> bool
         return entry.size == inode.size or is_newer(inode, entry)
 
 
+def is_foreign(inode: Inode, entry: Entry) -> bool:
+    """Whether a file listed under the inode's name is surely another than `inode.entry`, and none of our uploads.
+
+    The caller holds the inode's lock.
+    """
+    base = inode.entry
+    if entry.is_dir or entry.mtime_ns is None:
+        return False
+    if base is not None and (base.mtime_ns is None or entry.mtime_ns <= base.mtime_ns):
+        return False  # the same, or an older one shown late
+    if not inode.uploaded:
+        return True
+    # ours may be listed by now, also one whose answer was lost
+    return not inode.in_doubt and entry.size != inode.stored_size and is_newer(inode, entry)
+
+
 def is_newer(inode: Inode, entry: Entry) -> bool:
     """Whether an entry is of a time after our upload, by the store's clock."""
     stored, listed = inode.stored_ns, entry.mtime_ns

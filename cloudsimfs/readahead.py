@@ -28,11 +28,15 @@ PIECES = 8  # requests a window is cut into
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """`[start, end)` is worth having, in requests of `piece` bytes."""
+    """`[start, end)` is worth having, in requests of `piece` bytes.
+
+    Not `fresh`: the reader has hardly moved since the last one, and only what it asks for is worth a look.
+    """
 
     start: int
     end: int
     piece: int
+    fresh: bool = True
 
 
 @dataclass(slots=True)
@@ -43,6 +47,7 @@ class _Stream:
     high: int
     count: int
     goes_on: bool
+    looked: int = 0  # where it had come to at the last fresh window
 
 
 class Readahead:
@@ -59,7 +64,11 @@ class Readahead:
         stream = self._stream(start, end)
         if stream.goes_on and 2 * stream.count >= stream.high - stream.first:
             high = min(size, max(end, stream.high + self._ahead(stream)))
-            return Window(start, high, piece_size(high - start))
+            piece = piece_size(high - start)
+            fresh = stream.high >= stream.looked + piece // 4
+            if fresh:
+                stream.looked = stream.high
+            return Window(start, high, piece, fresh)
         low = start - start % BLOCK
         high = min(size, max(-(-end // BLOCK) * BLOCK, low + LEAST))
         low = min(low, max(0, high - LEAST))

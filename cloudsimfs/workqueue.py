@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from cloudsimfs import paths
 from cloudsimfs.clock import Clock
-from cloudsimfs.errors import Cancelled, CloudsimfsError, TryAgain
+from cloudsimfs.errors import Cancelled, CloudsimfsError, NotFinished, TryAgain
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +111,7 @@ class WorkQueue:
     def drain(self, select: Callable[[list[Job]], list[Job]], *, timeout: float | None = None) -> None:
         """Run the jobs that `select` names now, as if none had failed before, and wait for them.
 
-        Raises TryAgain as soon as one of them fails, after `timeout` seconds, or when the queue stops.
+        Raises TryAgain as soon as one of them fails, NotFinished after `timeout` seconds, or when the queue stops.
         """
         deadline = None if timeout is None else self._clock.monotonic() + timeout
         hurried: set[Job] = set()
@@ -126,7 +126,7 @@ class WorkQueue:
                 if failed is not None:
                     raise TryAgain(f"{failed.kind} of /{failed.path} has not succeeded yet: {failed.error}")
                 if self._stopping or (deadline is not None and self._clock.monotonic() >= deadline):
-                    raise TryAgain(f"{len(pending)} operations are not finished yet")
+                    raise NotFinished(f"{len(pending)} operations are not finished yet")
                 self._news.wait(DRAIN_LOOK)
 
     # -- the workers -------------------------------------------------------------------------------------

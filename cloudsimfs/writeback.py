@@ -20,9 +20,20 @@ from collections.abc import Callable, Iterable
 from cloudsimfs import paths
 from cloudsimfs.clock import Clock
 from cloudsimfs.content import Content
-from cloudsimfs.errors import Cancelled, NoSuchEntry, NotOffered, Refused, Stale, WrongState
-from cloudsimfs.inode import Gone, Inode, WriteState
-from cloudsimfs.journal import FileRow, GoneRow, Journal
+from cloudsimfs.errors import (
+    Cancelled,
+    CloudsimfsError,
+    NoSpace,
+    NoSuchEntry,
+    NotOffered,
+    Refused,
+    Stale,
+    TryAgain,
+    WrongState,
+)
+from cloudsimfs.inode import ANYBODY, NOBODY, Gone, Inode, WriteState
+from cloudsimfs.journal import Journal
+from cloudsimfs.rows import DraftRow, FileRow, GoneRow
 from cloudsimfs.service import Client, Urgency
 from cloudsimfs.service.model import Entry
 from cloudsimfs.syncer import Syncer
@@ -41,9 +52,10 @@ CACHE_HOLD = 1.0  # seconds between looks whether a burst of uploads is over
 class Writeback:
     """`delay` is seconds from the last close to the upload.
 
-    The four functions are called with no lock held. `find_entry(path, since)` looks for what is stored under a path
+    The five functions are called with no lock held. `find_entry(path, since)` looks for what is stored under a path
     in a listing asked for after `since` (monotonic seconds); `may_delete_folder` says whether a folder holds nothing
-    but what was deleted here.
+    but what was deleted here; `evade_conflict` gives a file another name if others have stored one under its own, and
+    says so.
     """
 
     def __init__(
@@ -58,6 +70,7 @@ class Writeback:
         on_deleted: Callable[[Gone], None],
         find_entry: Callable[[str, float], Entry | None],
         may_delete_folder: Callable[[Gone, float | None], bool],
+        evade_conflict: Callable[[Inode], bool],
     ) -> None:
         self._client = client
         self._journal = journal
@@ -68,11 +81,13 @@ class Writeback:
         self._on_deleted = on_deleted
         self._find_entry = find_entry
         self._may_delete_folder = may_delete_folder
+        self._evade_conflict = evade_conflict
         self.queue = WorkQueue(clock=clock, workers=WORKERS, name="writeback")
         self._uploads: dict[Inode, Job] = {}  # guarded by queue.lock
         self._deletes: dict[Gone, Job] = {}  # guarded by queue.lock
         # Committed, but not queued yet: the last release is on its way, or a writer goes on; guarded by queue.lock.
         self._closing: set[Inode] = set()
+        self._refused: dict[Inode, str] = {}  # closed, but not accepted, and why; guarded by queue.lock
         self._last_delete = 0.0  # monotonic seconds; guarded by queue.lock
         self._cache_queue = WorkQueue(clock=clock, workers=1, name="service-cache")
         self._cache_stale = False  # the service does not know of an upload's end; guarded by queue.lock
@@ -84,48 +99,89 @@ class Writeback:
 
     # -- files -------------------------------------------------------------------------------------------
 
-    def row(self, inode: Inode, state: str) -> FileRow:
-        """The journal row of the inode as it is now. The caller holds the inode's lock."""
-        content = inode.content
-        assert content is not None
-        assert inode.attr.ino is not None
-        with content.lock:
-            return FileRow(
-                ino=inode.attr.ino,
-                path=inode.path,
-                backing=content.backing.name,
-                size=content.size,
-                state=state,
-                generation=inode.generation,
-                uploaded=inode.uploaded,
-                base=inode.entry,
-                source=None if content.source is None else content.source.entry,
-                etag=None if content.source is None else content.source.etag,
-                remote_end=content.remote_end,
-                present=tuple(content.present),
-                stored_ns=inode.stored_ns,
-            )
-
     def changed(self, inode: Inode) -> None:
-        """The inode leaves a closed state: its upload is called off. The caller holds the inode's lock."""
+        """The inode has left a closed state, or goes on in a copy: no upload. The caller holds the inode's lock."""
         self.forget(inode)
-        self._journal.save_file(self.row(inode, "open"))
+        self.save_draft(inode)
 
-    def commit(self, inode: Inode) -> None:
-        """The bytes as they are now are a closed state (step 2 of the journal). The caller holds the inode's lock."""
-        if inode.committed or inode.unlinked or inode.state is WriteState.CLEAN:
+    def save_draft(self, inode: Inode) -> None:
+        """Journal where the bytes are that are being written. The caller holds the inode's lock."""
+        if inode.unlinked:
             return
+        assert inode.content is not None
+        row = DraftRow(
+            ino=_number(inode),
+            path=inode.path,
+            generation=inode.generation,
+            uploaded=inode.uploaded,
+            base=inode.entry,
+            since_ns=inode.since_ns,
+            kept=False,
+            bytes=inode.content.describe(),
+        )
+        self._journal.save_draft(row, closed=inode.has_closed)
+
+    def _save_file(self, inode: Inode, state: str) -> None:
+        assert inode.content is not None
+        row = FileRow(
+            ino=_number(inode),
+            path=inode.path,
+            state=state,
+            generation=inode.generation,
+            uploaded=inode.uploaded,
+            base=inode.entry,
+            stored_ns=inode.stored_ns,
+            bytes=inode.content.describe(),
+        )
+        self._journal.save_file(row)
+
+    def moved(self, inode: Inode) -> None:
+        """An inode that is open and changed has a new name. The caller holds the inode's lock."""
         with self._journal.transaction():
-            self._journal.save_file(self.row(inode, "closed"))
+            if inode.has_closed:
+                self._journal.move_file(_number(inode), inode.path, inode.entry, uploaded=inode.uploaded)
+            if not inode.committed:
+                self.save_draft(inode)
+
+    def commit(self, inode: Inode, by: int = NOBODY) -> None:
+        """The bytes as they are now are a closed state (step 2 of the journal). The caller holds the inode's lock.
+
+        `by` is the handle that was closed, ANYBODY for fsync(2): who may write on without the state being kept.
+        """
+        if inode.unlinked or inode.state is WriteState.CLEAN:
+            return
+        if inode.committed:
+            inode.closed_by = inode.closed_by if by == ANYBODY else by
+            return
+        assert inode.content is not None
+        if inode.content.lacking:
+            raise NoSpace(f"/{inode.path}: not all that was written found room on the disk")
+        with self._journal.transaction():
+            self._save_file(inode, "closed")
             self._journal.save_attr(inode.path, inode.attr)
         inode.committed = True
-        if inode.content is not None:
-            self._syncer.closed(inode.content)
+        inode.closed_size, inode.closed_by = inode.content.size, by
+        self._syncer.closed(inode.content)
         with self.queue.lock:
             self._closing.add(inode)
         if inode.superseded is not None:
             self._journal.after_commit(inode.superseded.drop)
             inode.superseded = None
+
+    def close(self, inode: Inode) -> None:
+        """After the last handle that could write: upload what was written, unless close() could not accept it."""
+        with inode.lock:
+            if inode.state is not WriteState.DIRTY or inode.unlinked:
+                return
+            try:
+                self.commit(inode)
+            except CloudsimfsError as error:
+                log.error("/%s is not uploaded: %s", inode.path, error)
+                with self.queue.lock:
+                    self._refused[inode] = str(error)
+                return
+            inode.move("close")
+            self.enqueue(inode)
 
     def enqueue(self, inode: Inode) -> None:
         """Upload the inode's closed state after the delay. The caller holds the inode's lock."""
@@ -144,6 +200,7 @@ class Writeback:
         """
         with self.queue.lock:
             self._closing.discard(inode)
+            self._refused.pop(inode, None)
             job = self._uploads.pop(inode, None)
             return job is not None and not self.queue.cancel(job)
 
@@ -154,6 +211,8 @@ class Writeback:
                 self._sources.setdefault(content.source.entry.path, []).append(content)
 
     def _upload(self, job: Job, inode: Inode) -> None:
+        if self._evade_conflict(inode):
+            raise Cancelled(job.path)  # another job has it, under another name
         with inode.lock:
             if job.cancelled or not inode.committed or inode.state is not WriteState.QUEUED or inode.content is None:
                 raise Cancelled(job.path)
@@ -161,6 +220,7 @@ class Writeback:
             if not inode.uploaded and inode.attr.ino is not None:
                 inode.uploaded = True
                 self._journal.mark_uploaded(inode.attr.ino)
+            inode.in_doubt = True
             generation, content = inode.generation, inode.content
             job.size, job.sent = content.size, 0
             content.acquire()
@@ -197,8 +257,9 @@ class Writeback:
                 return
             inode.move("stored")
             inode.stored_ns, inode.stored_at = stored.stored_ns, self._clock.monotonic()
+            inode.stored_size, inode.in_doubt = job.size, False
             if not inode.unlinked:
-                self._journal.save_file(self.row(inode, "stored"))
+                self._save_file(inode, "stored")
         log.info("stored /%s (%d bytes)", job.path, job.size)
         self.release_deletes(inode)
         self._on_stored(inode)
@@ -379,6 +440,10 @@ class Writeback:
         a file is still open for writing. Deletes that wait for an open file are not waited for.
         """
         self._wait_for_releases(folder)
+        with self.queue.lock:
+            refused = [error for inode, error in self._refused.items() if paths.is_below(inode.path, folder)]
+        if refused:
+            raise TryAgain(f"{refused[0]}; write it again, or remove it")
         self.queue.drain(lambda jobs: self._awaited(jobs, folder), timeout=timeout)
         with self.queue.lock:
             self._cache_wanted = self._cache_stale
@@ -413,3 +478,8 @@ class Writeback:
     def pending(self) -> list[Job]:
         """What is not on the service yet, for `status`."""
         return self.queue.pending()
+
+
+def _number(inode: Inode) -> int:
+    assert inode.attr.ino is not None
+    return inode.attr.ino

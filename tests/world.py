@@ -86,7 +86,8 @@ class World:
     def read(self, path: str) -> bytes:
         fh = self.files.handles.open(path, os.O_RDONLY)
         try:
-            return self.files.handles.read(fh, 1 << 20, 0)
+            buffer = bytearray(1 << 20)
+            return bytes(buffer[: self.files.handles.read(fh, memoryview(buffer), 0)])
         finally:
             self.files.handles.release(fh)
 

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from cloudsimfs import mountpoint
-from cloudsimfs.control import STATE
+from cloudsimfs.control import SIMULATIONS, STATE
 from cloudsimfs.errors import MountError
 
 
@@ -46,11 +46,14 @@ def drain(directory: Path) -> bool:
             except BlockingIOError:
                 break
             except OSError as error:
+                if error.errno == errno.EROFS:
+                    return True  # nothing is written through this mount
                 if error.errno != errno.EBUSY:
                     raise
                 return False
     left = read_status(directory)["pending"]
-    reason = next((job["error"] for job in left if job["error"]), "unknown reason")
+    told = (directory / SIMULATIONS / "error").read_text().strip()
+    reason = next((job["error"] for job in left if job["error"]), told)
     raise MountError(
         f"{len(left)} operations are not on the service yet: {reason}. They are safe in "
         f"{read_status(directory)['cache']['directory']}; --no-wait unmounts now, and the next mount goes on"

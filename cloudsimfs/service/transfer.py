@@ -63,11 +63,14 @@ class Fetched:
     def close(self) -> None:
         self._reply.close()
 
-    def blocks(self) -> Iterator[bytes]:
-        """The bytes, in blocks of at most 256 KiB. Raises Unreachable or TimedOut if they are cut off."""
+    def blocks(self, buffer: memoryview | None = None) -> Iterator[bytes | memoryview]:
+        """The bytes, in blocks of at most 256 KiB, or in parts of a `buffer` that the next block overwrites.
+
+        Raises Unreachable or TimedOut if they are cut off.
+        """
         got = 0
         try:
-            for block in self._reply.blocks():
+            for block in self._reply.blocks(buffer):
                 got += len(block)
                 if self.length is not None and got > self.length:
                     raise BadReply(f"{self._label}: more than the announced {self.length} bytes came")
