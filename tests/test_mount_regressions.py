@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
-from pathlib import Path
+import threading
 
 import pytest
 from conftest import MountFactory
 from harness import errno_of, read_tree, run, wait_until
 
-from cloudsimfs.errors import FsError
-from cloudsimfs.journal import Journal
 from cloudsimfs.sandbox import Sandbox
 
 
@@ -159,9 +157,21 @@ def test_a_folder_removed_before_it_was_listed_does_not_come_back(box: Sandbox, 
     assert box.files() == {}
 
 
-def test_a_closed_journal_is_an_error_of_ours(tmp_path: Path) -> None:
-    """What ends late at an unmount must not die of an AttributeError."""
-    journal = Journal(tmp_path / "journal.db")
-    journal.close()
-    with pytest.raises(FsError):
-        journal.drop_folder("d")
+@pytest.mark.parametrize("api", ["v1"])
+def test_a_folder_removed_while_one_of_its_files_is_being_deleted(box: Sandbox, mount: MountFactory) -> None:
+    """The delete under way is part of the folder's: its tombstone must not outlive both and hide what others make."""
+    box.populate({"d/a": b"a", "d/b": b"b", "kept": b"kept"})
+    m = mount(ttl=0)
+    os.listdir(m.path / "d")
+    box.faults.add("delete", "latency", seconds=1.0, times=1)
+    (m.path / "d/a").unlink()
+    flusher = threading.Thread(target=m.flush)
+    flusher.start()
+    assert box.calls.wait(lambda calls: any(call.operation == "delete" for call in calls))
+    (m.path / "d/b").unlink()
+    (m.path / "d").rmdir()
+    flusher.join()
+    assert m.settle() == {"kept": b"kept"}
+    box.advance(1000)
+    box.put("d/a", b"made by others")
+    wait_until(lambda: read_tree(m.path).get("d/a") == b"made by others", "what others made shows")
