@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 from cloudsimfs import paths
@@ -225,6 +226,18 @@ class Client:
         """One entry by its id; v1's call, also for v2 accounts. Raises NoSuchEntry."""
         call = v1.entry(entry_id)
         return entries.entry(call, self._exchange.call(call, urgency))
+
+    def measure(self, entry: Entry, *, urgency: Urgency = Urgency.NORMAL) -> Entry:
+        """A file's entry with its size, which its listing did not tell. Raises Refused if nothing tells it."""
+        found = self.entry(entry.id, urgency=urgency)
+        if found.path != entry.path or found.is_dir:
+            raise BadReply(f"entry {entry.id}: it is another than the one listed")
+        if found.sized:
+            return found
+        with self.fetch(self.download(entry.id, urgency=urgency)) as whole:  # closed before its body is read
+            if whole.total is None:
+                raise Refused(f"entry {entry.id}: the service does not tell its size")
+            return replace(found, size=whole.total, sized=True)
 
     def delete(self, entry_id: int, *, urgency: Urgency = Urgency.NORMAL) -> None:
         """Delete a file, or a folder with all in it. Raises NoSuchEntry if it was already gone."""
