@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import re
 import subprocess
 import sys
 import threading
@@ -142,8 +141,7 @@ def kill_while_storing(m: Mounted, chance: random.Random) -> None:
 def check_stored(m: Mounted, state: State, shown: Tree, versions: list[tuple[str, bytes]]) -> None:
     """All that was closed is on the service byte for byte, and nothing ever was there that was not closed."""
     m.flush()
-    told = re.findall(r"^kept +/(.*): was open", (m.path / ".cloudsimfs/status").read_text(), re.MULTILINE)
-    half = {path for path in told if not is_local_name(path.rpartition("/")[2])}
+    half = {path for path in m.status()["recover"] if not is_local_name(path.rpartition("/")[2])}
     assert half <= {state.operation.path}
     stored = m.box.files()
     kept = {path: data for path, data in stored.items() if path not in half}

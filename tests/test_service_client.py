@@ -224,18 +224,23 @@ def test_stop_ends_transfers(opened: Open, box: Sandbox) -> None:
 
 
 def test_md5_is_checked_where_the_etag_is_one(opened: Open, box: Sandbox) -> None:
-    md5 = hashlib.md5(b"abc").hexdigest()
     client = opened()
-    client.upload("f", 3, lambda: [b"abc"], md5=md5)
+    client.upload("f", 3, lambda: [b"ab", b"c"])
 
     def with_md5(reply: Any) -> Any:
         reply.headers["ETag"] = f'"{hashlib.md5(b"other").hexdigest()}"'
         return reply
 
-    box.faults.add("object-put", "odd", variation=with_md5)
+    def encrypted(reply: Any) -> Any:
+        reply.headers["x-amz-server-side-encryption"] = "aws:kms"
+        return with_md5(reply)
+
+    fault = box.faults.add("object-put", "odd", variation=encrypted)
     client.upload("f", 3, lambda: [b"abc"])
+    box.faults.remove(fault)
+    box.faults.add("object-put", "odd", variation=with_md5)
     with pytest.raises(BadReply, match="other bytes"):
-        client.upload("f", 3, lambda: [b"abc"], md5=md5)
+        client.upload("f", 3, lambda: [b"abc"])
 
 
 @pytest.mark.parametrize(
