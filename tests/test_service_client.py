@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -262,6 +263,21 @@ def test_fetch(client: Client, offset: int, length: int | None, start: int, end:
     assert fetched.partial == (offset > 0 or length is not None)
     with client.fetch(link, offset=offset, length=length, if_etag=fetched.etag) as again:
         assert again.etag == fetched.etag
+        buffer = memoryview(bytearray(3000))
+        assert b"".join(map(bytes, again.blocks(buffer))) == data
+
+
+def test_fetching_into_a_buffer_gives_the_connection_back(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    link = client.download(find(client, "case/sub/deep.bin").id)
+    caplog.set_level(logging.DEBUG, "urllib3")
+    for _ in range(5):
+        with client.fetch(link) as fetched:
+            assert sum(map(len, fetched.blocks(memoryview(bytearray(3000))))) == 10_240
+    assert sum("new HTTP" in record.getMessage() for record in caplog.records) <= 1
+    with client.fetch(link) as fetched:
+        next(fetched.blocks(memoryview(bytearray(3000))))  # read in part only: this one cannot be used again
+    with client.fetch(link) as fetched:
+        assert b"".join(map(bytes, fetched.blocks(memoryview(bytearray(3000))))) == TREE["case/sub/deep.bin"]
 
 
 def test_fetch_of_another_version(opened: Open, box: Sandbox) -> None:
