@@ -14,7 +14,7 @@ from pathlib import Path
 from cloudsimfs import __version__, paths
 from cloudsimfs.clock import Clock, SystemClock
 from cloudsimfs.config import KERNEL_SHARE, Config, cache_limit
-from cloudsimfs.control import Control, run_paths
+from cloudsimfs.control import Control
 from cloudsimfs.datacache import DataCache
 from cloudsimfs.dcache import DCache
 from cloudsimfs.errors import (
@@ -35,8 +35,9 @@ from cloudsimfs.kernel import library_version, serve
 from cloudsimfs.listings import ListingStore
 from cloudsimfs.operations import Operations
 from cloudsimfs.replay import replay
-from cloudsimfs.runs import Runs
+from cloudsimfs.runsetup import runs_of_account
 from cloudsimfs.service import Client, connect
+from cloudsimfs.simulations import run_paths
 from cloudsimfs.syncer import Syncer
 from cloudsimfs.tree import Owner, Tree, is_dir
 from cloudsimfs.writeback import Writeback
@@ -68,11 +69,23 @@ class Mount:
             stop=self._stop,
         )
         self._files = _Files(config, self.client, self._clock, on_change=self._changed)
-        self._runs = Runs(self.client, self, self._files.journal, ttl=config.run_ttl, clock=self._clock)
+        self._control = Control(
+            runs_of_account(
+                self.client,
+                self._files.journal,
+                self,
+                directory=config.cache_dir,
+                ttl=config.run_ttl,
+                bulk=config.api != "v2",
+                clock=self._clock,
+            ),
+            self,
+            clock=self._clock,
+        )
         self._operations = Operations(
             self._files.tree,
             self._files.handles,
-            Control(self._runs, self, lambda: asdict(self.client.budget.snapshot()), clock=self._clock),
+            self._control,
             owner=_owner(config),
             timeout=config.ttl * KERNEL_SHARE,
             usage=lambda: (self._files.dcache.bytes_known, self._files.datacache.room),
@@ -134,6 +147,7 @@ class Mount:
         """Unmounted. What is not uploaded yet stays in the journal for the next mount."""
         waiting = len(self._files.writeback.pending())
         self._stop.set()
+        self._control.close()
         self._files.writeback.stop()
         self._files.syncer.stop()
         self._files.journal.close()
@@ -170,11 +184,17 @@ class Mount:
         self._files.dcache.expect_changes(path, SETTLING)
         self._operations.kernel_cache.invalidate(path)
 
-    def runs_changed(self, run_ids: list[int], active: frozenset[str]) -> None:
+    def results_expected(self, folder: str) -> None:
+        self.refresh(folder)
+
+    def runs_changed(self, run_ids: set[int], active: frozenset[str]) -> None:
         self._files.dcache.keep_steady(active)
         if run_ids:
-            for path in run_paths(run_ids):
-                self._operations.kernel_cache.invalidate(path)
+            self.contents_changed(run_paths(run_ids))
+
+    def contents_changed(self, changed: list[str]) -> None:
+        for path in changed:
+            self._operations.kernel_cache.invalidate(path)
 
     def flush(self) -> None:
         """Wait until all is stored. Raises TimedOut when it takes longer than one write may: write again."""
