@@ -1,6 +1,6 @@
-"""Going into the background, and logging there. The parent waits until the child says that it is ready.
+"""Being a daemon: going into the background, telling systemd, answering a signal.
 
-Must run before the first thread starts: it forks.
+`run_in_background` must run before the first thread starts: it forks.
 """
 
 from __future__ import annotations
@@ -8,27 +8,29 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import sys
+import signal
+import socket
 import threading
 from collections.abc import Callable
-from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import NoReturn
 
 from cloudsimfs.errors import CloudsimfsError, MountError
-from cloudsimfs.service.redact import RedactingFilter, RedactingFormatter, redact
+from cloudsimfs.logs import set_up_logging
+from cloudsimfs.service.redact import redact
 
 READY = b"ready"
-LOG_SIZE = 5 << 20  # bytes of one log file; three old ones are kept
-FORMAT = "%(asctime)s %(levelname)s %(threadName)s %(name)s: %(message)s"
+
+Serve = Callable[[Callable[[], None]], None]
+"""Serves until the end, and calls what it is given once it is ready."""
 
 
-def run_in_background(serve: Callable[[Callable[[], None]], None], *, log_file: Path, level: str) -> None:
+def run_in_background(serve: Serve, *, log_file: Path, level: str, log_format: str) -> None:
     """Run `serve(ready)` in a daemon; return when it has called `ready`. Raises MountError with its failure."""
     readable, writable = os.pipe()
     if os.fork() == 0:
         os.close(readable)
-        _be_daemon(serve, writable, log_file, level)
+        _be_daemon(serve, writable, log_file, level, log_format)
     os.close(writable)
     with open(readable, "rb") as pipe:
         said = pipe.read()
@@ -36,13 +38,12 @@ def run_in_background(serve: Callable[[Callable[[], None]], None], *, log_file: 
         raise MountError(said.decode("utf-8", "replace") or f"the daemon died; see {log_file}")
 
 
-def _be_daemon(serve: Callable[[Callable[[], None]], None], writable: int, log_file: Path, level: str) -> NoReturn:
+def _be_daemon(serve: Serve, writable: int, log_file: Path, level: str, log_format: str) -> NoReturn:
     """The child's whole life; never returns to the caller's code."""
     status = 1
     try:
         os.setsid()
         os.chdir("/")
-        set_up_logging(log_file, level)
         errors = _redirect_output()
 
         def ready() -> None:
@@ -50,6 +51,7 @@ def _be_daemon(serve: Callable[[Callable[[], None]], None], writable: int, log_f
             os.close(writable)
 
         try:
+            set_up_logging(log_file, level, log_format)
             serve(ready)
             status = 0
         except CloudsimfsError as error:
@@ -79,23 +81,26 @@ def _redirect_output() -> int:
     return errors
 
 
-def set_up_logging(log_file: Path | None, level: str) -> None:
-    """Log to `log_file` (0600, rotated), or to stderr. Everything passes redaction."""
-    if log_file is None:
-        handler: logging.Handler = logging.StreamHandler(sys.stderr)
-    else:
-        log_file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        os.close(os.open(log_file, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600))
-        handler = RotatingFileHandler(log_file, maxBytes=LOG_SIZE, backupCount=3, encoding="utf-8")
-    handler.addFilter(RedactingFilter())
-    handler.setFormatter(RedactingFormatter(FORMAT))
-    logging.basicConfig(level=level, handlers=[handler], force=True)
-    logging.getLogger("urllib3").setLevel(logging.WARNING)
-    threading.excepthook = _log_end_of_thread
+def notify_systemd(state: str) -> None:
+    """Tell the service manager, if one started us: sd_notify(3), which is a datagram to a socket it names."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address.startswith(("/", "@")):
+        return
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        sender.connect("\0" + address[1:] if address.startswith("@") else address)
+        sender.send(state.encode())
 
 
-def _log_end_of_thread(end: threading.ExceptHookArgs) -> None:
-    """What ends a thread is a bug, and stderr is not seen by anybody."""
-    if end.exc_value is not None:
-        name = end.thread.name if end.thread is not None else "a thread"
-        logging.getLogger(__name__).error("%s ended: unexpected", name, exc_info=end.exc_value)
+def on_signal(number: signal.Signals, act: Callable[[], None]) -> None:
+    """Run `act` in a thread of its own at each signal. To be called before other threads start.
+
+    A Python handler would never run: the main thread is inside libfuse until the unmount.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {number})  # every later thread inherits it
+
+    def wait() -> None:
+        while True:
+            signal.sigwait({number})
+            act()
+
+    threading.Thread(target=wait, name="signals", daemon=True).start()

@@ -148,6 +148,10 @@ def serve(operations: Any, mountpoint: str, *, options: dict[str, str | bool]) -
     _Fuse(operations, mountpoint, raw_fi=True, encoding="utf-8", foreground=True, **options)
 
 
+def binding_name() -> str:
+    return str(binding.__name__)
+
+
 def library_version() -> tuple[int, int]:
     """Of the libfuse in use."""
     return (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import resource
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from cloudsimfs import __version__, paths
 from cloudsimfs.clock import Clock, SystemClock
 from cloudsimfs.config import KERNEL_SHARE, Config, cache_limit
 from cloudsimfs.control import Control
+from cloudsimfs.daemon import on_signal
 from cloudsimfs.datacache import DataCache
 from cloudsimfs.dcache import DCache
 from cloudsimfs.errors import (
@@ -98,6 +100,7 @@ class Mount:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core dump would hold the key
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # one per open file
+        on_signal(signal.SIGUSR1, lambda: log.info("the state of the mount:\n%s", self.status_text()))
         self._check_service()
         replay(self._files.tree)
         try:

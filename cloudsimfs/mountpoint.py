@@ -7,12 +7,17 @@ import os
 import re
 import shutil
 import subprocess
+import threading
 from pathlib import Path
+from typing import Literal
 
 from cloudsimfs.errors import MountError
 
+MountState = Literal["ok", "dead", "hung"]
+
 FS_TYPE = "fuse.cloudsimfs"
 UNMOUNT_TIMEOUT = 30.0  # seconds
+ANSWER_TIMEOUT = 5.0  # seconds a mount may take to answer a stat; cached ones answer at once
 DEAD = (
     errno.ENOTCONN,
     errno.ECONNABORTED,
@@ -55,6 +60,31 @@ def mount_type(mountpoint: Path) -> str | None:
             if _unescape(fields[1]) in (wanted, str(mountpoint)):
                 found = fields[2]  # the last one lies on top
     return found
+
+
+def all_mounts() -> list[Path]:
+    """Where this filesystem is mounted, as far as we can see. Touches no filesystem."""
+    with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as mounts:
+        lines = [line.split() for line in mounts]
+    return [Path(_unescape(fields[1])) for fields in lines if fields[2] == FS_TYPE]
+
+
+def state(mountpoint: Path) -> MountState:
+    """Whether somebody serves the mount. It may be another user's, who lets nobody in: then it is `ok`."""
+    answer: list[MountState] = []
+
+    def look() -> None:
+        try:
+            os.stat(mountpoint)
+        except OSError as error:
+            answer.append("dead" if error.errno in DEAD else "ok")
+        else:
+            answer.append("ok")
+
+    looking = threading.Thread(target=look, daemon=True)  # a hung mount holds it until the mount is gone
+    looking.start()
+    looking.join(ANSWER_TIMEOUT)
+    return answer[0] if answer else "hung"
 
 
 def unmount(mountpoint: Path, *, lazy: bool = False) -> None:

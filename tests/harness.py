@@ -35,6 +35,7 @@ COMMAND_BOUND = 60.0  # seconds a command or a wait may take
 HANG_BOUND = 100.0  # seconds after which a test's mount is killed; below pytest's own timeout
 UNEXPECTED = re.compile(r"Traceback|unexpected|AssertionError")
 Tree = dict[str, bytes]
+NOBODYS_HOME = {f"XDG_{kind}_HOME": "/nonexistent" for kind in ("CACHE", "CONFIG", "STATE")}
 
 
 def wait_until(condition: Callable[[], object], what: str, *, timeout: float = 20.0) -> None:
@@ -91,7 +92,7 @@ def _raise(error: OSError) -> None:
 def client_environment() -> dict[str, str]:
     """The environment of a `cloudsimfs` command: this checkout, no settings of whoever runs the tests."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("CLOUDSIMFS_")}
-    return {**kept, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": "/nonexistent"}
+    return {**kept, "PYTHONPATH": str(ROOT), **NOBODYS_HOME}
 
 
 def cloudsimfs(

@@ -20,6 +20,7 @@ IMPORTERS = {
     "cachetools": {"dcache"},
     "click": {"cli"},
     "aiohttp": {"sandbox"},
+    "keyring": {"keys"},
     "sqlite3": {"journal", "listings"},
 }
 """Third parties, and SQLite: the only modules, or packages of modules, that may import them."""
@@ -38,9 +39,12 @@ LAYERS = [
     {"tree"},
     {"changes", "replay", "handles"},
     {"rename", "launch", "simulations", "runsetup"},
-    {"control", "config", "mountpoint", "kernel"},
-    {"operations"},
-    {"mount", "daemon"},
+    {"settings"},
+    {"profiles", "mountoptions"},
+    {"keys"},
+    {"control", "config", "mountpoint", "kernel", "logs"},
+    {"operations", "daemon", "doctor"},
+    {"mount"},
     {"cli"},
     {"__main__"},
 ]

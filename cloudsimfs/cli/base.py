@@ -1,27 +1,91 @@
-"""The group all commands hang on. Every failure is one line on stderr and a status of 1."""
+"""The group all commands hang on. Every failure is one line on stderr; the exit status says whose fault it is."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+from collections.abc import Iterator
 from typing import Any
 
 import click
 
-from cloudsimfs import __version__
-from cloudsimfs.errors import CloudsimfsError
+from cloudsimfs import __version__, mountoptions
+from cloudsimfs.errors import CloudsimfsError, ConfigError
 from cloudsimfs.service.redact import redact
+from cloudsimfs.settings import split_options
+
+FAILED, WRONG_USE = 1, 2
+
+EPILOG = """\
+\b
+Examples:
+  cloudsimfs login --url https://service.example     once: checks the key and keeps it
+  cloudsimfs mount ~/cloud
+  cp -r case1 ~/cloud
+  cloudsimfs status ~/cloud
+  cloudsimfs umount ~/cloud
+  cloudsimfs doctor                                  what is wrong, and how to mend it
+
+Exit status: 0 all went well; 1 it failed, for the reason on stderr; 2 the command line, an environment variable or
+the profile is wrong, and nothing was done; 130 interrupted. Commands that end otherwise say so in their help.
+
+Settings come from options, CLOUDSIMFS_<OPTION> in the environment, and ~/.config/cloudsimfs/config.toml, the first
+that is there; `cloudsimfs config show` shows them all. NO_COLOR turns colours off.
+"""
+
+
+@contextlib.contextmanager
+def one_line(context: click.Context) -> Iterator[None]:
+    """Turns errors of this package, of click and of the system into click's: one line, and an exit status."""
+    try:
+        yield
+    except click.exceptions.NoArgsIsHelpError:
+        raise
+    except click.UsageError as error:
+        command = (error.ctx or context).command_path
+        raise _Failure(f"{error.format_message().rstrip('.')}; see {command} --help", WRONG_USE) from error
+    except ConfigError as error:
+        raise _Failure(str(error), WRONG_USE) from error
+    except CloudsimfsError as error:
+        raise _Failure(str(error), FAILED) from error
+    except BrokenPipeError:
+        raise  # click's: whoever read us has enough
+    except OSError as error:
+        place = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, (str, bytes)) else ""
+        raise _Failure(f"{place}{error.strerror or error}", FAILED) from error
+
+
+class _Failure(click.ClickException):
+    """One line, and the exit status."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(redact(" ".join(message.split())))
+        self.exit_code = status  # type: ignore[misc]  # click reads it from the instance
 
 
 class _Group(click.Group):
-    """Turns this package's errors into click's: one line, exit status 1."""
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        with one_line(ctx):
+            return super().parse_args(ctx, args)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        # mount.fuse3(8) calls what it mounts by its type: `cloudsimfs SOURCE DIRECTORY -o OPTIONS`
+        if len(args) == 4 and args[2] == "-o" and args[0] not in self.commands:
+            source, directory, _, words = args
+            args = ["mount", directory, "-o", mountoptions.with_source(source, split_options(words))]
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        try:
+        with one_line(ctx):
             return super().invoke(ctx)
-        except CloudsimfsError as error:
-            raise click.ClickException(redact(str(error))) from error
 
 
-@click.group(cls=_Group, context_settings={"auto_envvar_prefix": "CLOUDSIMFS", "show_default": True})
+@click.group(cls=_Group, context_settings={"show_default": True, "max_content_width": 100}, epilog=EPILOG)
 @click.version_option(__version__, prog_name="cloudsimfs")
-def main() -> None:
+@click.pass_context
+def main(context: click.Context) -> None:
     """Mount a cloud simulation service as a drive, and drive its runs through files."""
+    if os.environ.get("NO_COLOR"):
+        context.color = False

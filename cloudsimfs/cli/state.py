@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 
 from cloudsimfs import config, datacache
 from cloudsimfs.cli.base import main
+from cloudsimfs.cli.options import options, settings_of
 from cloudsimfs.cli.running import drain, mount_of
 from cloudsimfs.control import STATE
 from cloudsimfs.errors import MountError
@@ -47,18 +48,12 @@ def cache() -> None:
     """What is kept on disk of files that were read: by account, mounted or not."""
 
 
-def _cache_options(command: Callable[..., None]) -> Callable[..., None]:
-    url = click.option("--url", envvar="CLOUDSIMFS_URL", help="The service's address; default: all that are there.")
-    place = click.option("--cache-dir", envvar="CLOUDSIMFS_CACHE_DIR", type=click.Path(path_type=Path))
-    return url(place(command))
-
-
 @cache.command()
-@_cache_options
+@options("url", "cache-dir")
 @click.option("--json", "as_json", is_flag=True, help="For programs; sizes in bytes.")
-def show(url: str | None, cache_dir: Path | None, as_json: bool) -> None:
+def show(as_json: bool, **given: Any) -> None:
     """How much the cache holds, and where."""
-    found = {str(directory): datacache.measure(directory) for directory in config.account_dirs(cache_dir, url)}
+    found = {str(directory): datacache.measure(directory) for directory in _account_dirs(given)}
     if as_json:
         click.echo(json.dumps({place: {"bytes": used, "files": files} for place, (used, files) in found.items()}))
         return
@@ -67,8 +62,14 @@ def show(url: str | None, cache_dir: Path | None, as_json: bool) -> None:
 
 
 @cache.command()
-@_cache_options
-def clear(url: str | None, cache_dir: Path | None) -> None:
+@options("url", "cache-dir")
+def clear(**given: Any) -> None:
     """Remove what is cached and stored on the service; what waits for its upload stays. Not while it is mounted."""
-    for directory in config.account_dirs(cache_dir, url):
+    for directory in _account_dirs(given):
         click.echo(f"{directory}: {datacache.clear(directory) / 2**20:.1f} MiB freed")
+
+
+def _account_dirs(given: dict[str, Any]) -> list[Path]:
+    """Of all accounts below the cache directory, or of those at one service."""
+    settings = settings_of(given)
+    return config.account_dirs(settings["cache-dir"], settings["url"])

@@ -113,6 +113,11 @@ class Client:
         """The API version in use; with `auto` the first look costs one call, which may raise."""
         return self._resolve(Urgency.NORMAL)
 
+    @property
+    def clock_skew(self) -> float | None:
+        """Seconds the service's clock is ahead of ours, as of its last reply; None if it did not say."""
+        return self._exchange.clock_skew
+
     def _resolve(self, urgency: Urgency) -> Version:
         if self._version is None:
             with self._probing:

@@ -81,6 +81,7 @@ class Exchange:
         self._key = key
         self._key_in_query = key_in_query
         self._offline = offline
+        self.clock_skew: float | None = None  # seconds the service's clock is ahead of ours, at its last reply
 
     def call(self, call: Call, urgency: Urgency, hook: Hook | None = None) -> Any:
         """The JSON value of the reply, envelope included; None for an empty one. Raises ServiceError.
@@ -206,6 +207,7 @@ class Exchange:
                 self._budget.cancel(ticket)
             raise
         self._budget.settle(ticket, reply.headers)
+        self.clock_skew = failures.ahead(reply.headers, self._clock.now())
         log.debug("%s (%s): HTTP %d", call.label, call.version, reply.status)
         return reply
 

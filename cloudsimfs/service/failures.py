@@ -130,9 +130,19 @@ def retry_after(headers: Mapping[str, str], now: float) -> float | None:
     value = headers.get("retry-after", "").strip()
     if value.isascii() and value.isdigit():
         return float(value[:9])
+    stamp = _timestamp(value)
+    return None if stamp is None else max(0.0, stamp - now)
+
+
+def ahead(headers: Mapping[str, str], now: float) -> float | None:
+    """Seconds by which the sender's clock is ahead of `now`, by its Date header, which has whole seconds."""
+    stamp = _timestamp(headers.get("date", ""))
+    return None if stamp is None else stamp - now
+
+
+def _timestamp(value: str) -> float | None:
     try:
         moment = parsedate_to_datetime(value)
-        stamp = moment.replace(tzinfo=moment.tzinfo or UTC).timestamp()
+        return moment.replace(tzinfo=moment.tzinfo or UTC).timestamp()
     except (ValueError, TypeError, IndexError, OverflowError):
         return None
-    return max(0.0, stamp - now)

@@ -1,0 +1,150 @@
+"""`login`, `logout` and `config`: whose account it is, and what holds for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cloudsimfs import config, keys, profiles
+from cloudsimfs.cli.base import main
+from cloudsimfs.cli.options import options, settings_of
+from cloudsimfs.cli.table import echo_table
+from cloudsimfs.errors import ConfigError, KeyRefused
+from cloudsimfs.service import Credentials, connect, load_key
+from cloudsimfs.service.credentials import check_key
+from cloudsimfs.settings import SETTINGS
+
+LOGIN_EPILOG = """\
+\b
+Examples:
+  cloudsimfs login                                           asks for what it needs
+  cloudsimfs login --url https://service.example --license license.json
+  cloudsimfs login --profile work --keyring
+  pass show service | cloudsimfs login --url https://service.example
+
+One API call checks the address and the key. The address goes into config.toml, the key into a file beside it that
+only you can read, or with --keyring into the desktop's keyring.
+"""
+
+
+@main.command(epilog=LOGIN_EPILOG)
+@options("url", "api", "key-in-query")
+@click.option("--license", "license_file", type=click.Path(path_type=Path), help="The service's license file.")
+@click.option("--keyring", is_flag=True, help="Keep the key in the desktop's keyring.")
+def login(license_file: Path | None, keyring: bool, **given: Any) -> None:
+    """Check an address and an API key, and keep them for the profile."""
+    settings = settings_of(given, new=True)
+    _refuse_shadowed(settings)
+    if keyring:
+        keys.check_keyring()
+    url = _url(settings)
+    credentials = load_key(license_file) if license_file else _ask_for_key(url)
+    _check(settings, url, credentials.key)
+    if keyring:
+        keys.store_in_keyring(settings.profile, credentials.key)
+        kept = "the keyring"
+    else:
+        kept = str(keys.store(settings.profile, credentials.key))
+    profiles.set_url(settings.profile, url)
+    user = f" as {credentials.username}" if credentials.username else ""
+    option = "" if settings.profile == profiles.DEFAULT else f" --profile {settings.profile}"
+    click.echo(f"{url} accepts the key{user}; it is kept in {kept}. Next: cloudsimfs mount{option} MOUNTPOINT")
+
+
+def _refuse_shadowed(settings: config.Settings) -> None:
+    """A key that is stored where another one wins would be a riddle later."""
+    named = settings.values["key-file"]
+    if os.environ.get(keys.VARIABLE, "").strip():
+        raise ConfigError(f"{keys.VARIABLE} is set and would win over what is stored: unset {keys.VARIABLE}")
+    if named.value is not None:
+        raise ConfigError(f"{named.source} names the key file {named.value}, which would win: remove that setting")
+
+
+def _url(settings: config.Settings) -> str:
+    given = settings.values["url"]
+    if given.value is not None and not (given.of_profile and sys.stdin.isatty()):
+        return str(given.value)
+    if not sys.stdin.isatty():
+        raise ConfigError("no service address: give --url URL")
+    asked = click.prompt("Service address (https://...)", default=given.value, err=True)
+    return str(SETTINGS["url"].kind.parse(str(asked)))
+
+
+def _ask_for_key(url: str) -> Credentials:
+    """From the terminal, unseen, or the first line of a pipe."""
+    if sys.stdin.isatty():
+        key = click.prompt(f"API key for {url} (not shown)", hide_input=True, err=True)
+    else:
+        key = sys.stdin.readline()
+    check_key(key.strip(), "the key that was entered")
+    return Credentials(None, key.strip())
+
+
+def _check(settings: config.Settings, url: str, key: str) -> None:
+    """One call: a lookup that changes nothing, in v1, which every account has, unless v2 was asked for."""
+    api: config.Api = "v2" if settings["api"] == "v2" else "v1"
+    with connect(base_url=url, key=key, api=api, key_in_query=settings["key-in-query"]) as client:
+        try:
+            client.cpu_values()
+        except KeyRefused as error:
+            raise KeyRefused(f"{url} does not accept this key; nothing was stored: {error}") from None
+
+
+@main.command()
+@options()
+def logout(**given: Any) -> None:
+    """Remove the key that `login` stored for the profile; its settings and what waits for upload stay."""
+    settings = settings_of(given, new=True)
+    found = keys.forget(settings.profile)
+    click.echo(f"profile {settings.profile}: {'the key is removed' if found else 'no key was stored'}")
+
+
+@main.group("config")
+def config_group() -> None:
+    """The settings: where they come from and what they are."""
+
+
+@config_group.command()
+@options()
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+def show(as_json: bool, **given: Any) -> None:
+    """Every setting in effect for the profile, and where it comes from. Keys are not shown."""
+    settings = settings_of(given)
+    shown = dict(settings.values) | {"api-key": _key(settings)}
+    if as_json:
+        found = {name: {"value": _plain(name, each.value), "source": each.source} for name, each in shown.items()}
+        click.echo(json.dumps(found))
+        return
+    click.echo(f"profile {settings.profile}, configuration file {profiles.config_file()}")
+    rows = [(name, _text(name, each), each.source) for name, each in shown.items()]
+    echo_table(("SETTING", "VALUE", "FROM"), rows)
+
+
+def _key(settings: config.Settings) -> config.Value:
+    named = settings.values["key-file"]
+    try:
+        found = keys.find(settings.profile, named.value, of_profile=named.of_profile)
+    except ConfigError as error:
+        return config.Value(None, f"unusable: {error}", "none")
+    if found is None:
+        return config.Value(None, "nowhere: run `cloudsimfs login`", "none")
+    return config.Value("hidden", found.where, "hidden")
+
+
+def _plain(name: str, value: Any) -> Any:
+    """As JSON can have it."""
+    if name == "umask":
+        return f"{value:03o}"
+    return str(value) if isinstance(value, Path) else value
+
+
+def _text(name: str, each: config.Value) -> str:
+    """As it was written, but a path as it is understood."""
+    if isinstance(each.value, Path):
+        return str(each.value)
+    return f"({SETTINGS[name].unset})" if each.text is None else each.text

@@ -1,0 +1,89 @@
+"""`doctor`: what is wrong, and how to mend it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from cloudsimfs import config
+from cloudsimfs import doctor as checks
+from cloudsimfs.cli.base import FAILED, main
+from cloudsimfs.cli.options import options, settings_of
+from cloudsimfs.doctor import Finding
+from cloudsimfs.errors import MountError
+from cloudsimfs.settings import ACCOUNT
+
+EPILOG = """\
+\b
+Examples:
+  cloudsimfs doctor
+  cloudsimfs doctor --offline       no API call
+  cloudsimfs doctor --fix           also unmounts what a dead daemon left
+
+Exit status: 0 if nothing stops you from working (warnings may be there); 1 if something does.
+"""
+
+_COLOURS = {"ok": "green", "warning": "yellow", "failure": "red"}
+
+
+@main.command(epilog=EPILOG)
+@options(*ACCOUNT, "allow-other", "offline")
+@click.option("--fix", is_flag=True, help="Unmount dead mounts without asking.")
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+def doctor(fix: bool, as_json: bool, **given: Any) -> None:
+    """Look at this machine, its mounts and the account; at most 2 API calls, none with --offline."""
+    settings = settings_of(given)
+    found = []
+    for finding in _findings(settings):
+        mended = _mended(finding, fix=fix, ask=not as_json)
+        found.append(mended)
+        if not as_json:
+            _show(mended)
+    if as_json:
+        click.echo(json.dumps([_plain(finding) for finding in found]))
+    if any(finding.level == "failure" for finding in found):
+        sys.exit(FAILED)
+
+
+def _findings(settings: config.Settings) -> Iterator[Finding]:
+    yield checks.check_libfuse()
+    yield checks.check_device()
+    yield checks.check_fusermount()
+    yield checks.check_fuse_conf(settings)
+    yield from checks.check_mounts()
+    yield checks.check_updatedb()
+    yield checks.check_disk(settings)
+    yield checks.check_pending(settings)
+    account = checks.check_account(settings)
+    yield account
+    if account.level == "ok" and not settings["offline"]:
+        with config.account(settings).connect() as client:
+            yield from checks.check_service(client)
+
+
+def _mended(finding: Finding, *, fix: bool, ask: bool) -> Finding:
+    """The finding, or what became of it."""
+    if finding.repair is None:
+        return finding
+    if not fix:
+        terminal = sys.stdin.isatty() and sys.stdout.isatty()
+        if not (ask and terminal and click.confirm(f"{finding.text}. Unmount it?", default=True)):
+            return finding
+    try:
+        finding.repair()
+    except MountError as error:
+        return Finding(finding.what, "failure", str(error), finding.remedy)
+    return Finding(finding.what, "ok", f"{finding.text}: unmounted")
+
+
+def _show(finding: Finding) -> None:
+    mark = click.style(f"{finding.level:8}", fg=_COLOURS[finding.level])
+    click.echo(f"{mark} {finding.what}: {finding.text}{f'; do: {finding.remedy}' if finding.remedy else ''}")
+
+
+def _plain(finding: Finding) -> dict[str, str]:
+    return {"what": finding.what, "level": finding.level, "text": finding.text, "remedy": finding.remedy}

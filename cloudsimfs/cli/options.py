@@ -1,0 +1,73 @@
+"""Options of commands, made from the table of settings, and what they add up to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from cloudsimfs import config, profiles
+from cloudsimfs.errors import ConfigError
+from cloudsimfs.settings import ACCOUNT, FLAG, SETTINGS, Setting
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def options(*names: str) -> Callable[[Command], Command]:
+    """Adds `--profile` and the options of these settings; `settings_of` reads what was given."""
+
+    def decorate(command: Command) -> Command:
+        for name in reversed(names):
+            command = _option(SETTINGS[name])(command)
+        return _profile(command)
+
+    return decorate
+
+
+account_options = options(*ACCOUNT)
+"""For a command that talks to the service: `config.account(settings_of(given))` is the address and the key."""
+
+
+def settings_of(given: dict[str, Any], *, new: bool = False) -> config.Settings:
+    """The settings in effect; takes what belongs to them out of `given`. `new`: the profile need not exist yet."""
+    chosen = {name: _text(given.pop(row.field)) for name, row in SETTINGS.items() if row.field in given}
+    return config.resolve(chosen, given.pop("profile", None), new=new)
+
+
+def _text(value: str | bool | None) -> str | None:
+    return str(value).lower() if isinstance(value, bool) else value
+
+
+def _option(row: Setting) -> Callable[[Command], Command]:
+    told = row.unset if row.default is None else row.default
+    if row.kind is FLAG:
+        return click.option(f"--{row.name}/--no-{row.name}", row.field, default=None, help=row.help)
+    return click.option(
+        f"--{row.name}",
+        row.field,
+        metavar=row.kind.metavar,
+        type=click.Path() if row.kind.metavar in ("FILE", "DIR") else str,
+        shell_complete=_completion(row.kind.words) if row.kind.words else None,
+        help=row.help if told == "none" else f"{row.help}  [default: {told}]",
+    )
+
+
+def _completion(words: tuple[str, ...]) -> Callable[[click.Context, click.Parameter, str], list[str]]:
+    return lambda _context, _parameter, start: [word for word in words if word.startswith(start)]
+
+
+def _profile_names(_context: click.Context, _parameter: click.Parameter, start: str) -> list[str]:
+    try:
+        return [name for name in profiles.names() if name.startswith(start)]
+    except ConfigError:
+        return []
+
+
+def _profile(command: Command) -> Command:
+    return click.option(
+        "--profile",
+        metavar="NAME",
+        shell_complete=_profile_names,
+        help="The profile in config.toml that holds the settings.  [default: default]",
+    )(command)

@@ -1,0 +1,203 @@
+"""What can be wrong with a machine, its mounts and an account: one finding each, with the exact remedy.
+
+Each check looks at one thing and changes nothing. Only `check_service` makes calls, two at most.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from cloudsimfs import config, mountpoint
+from cloudsimfs.errors import CloudsimfsError, ConfigError, KeyRefused
+from cloudsimfs.journal import count_pending
+from cloudsimfs.service import Client, Entry
+
+Level = Literal["ok", "warning", "failure"]
+
+KEPT_DAYS = 60  # the service deletes a file so long after it was stored (service-observed.md "Limits")
+WARN_DAYS = 7
+SKEW = 60.0  # seconds of the clock that still do no harm
+LOW_DISK = 1 << 30  # bytes
+DAY = 86400.0
+CALLS = 2  # what `check_service` makes at most: the version, and all entries
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What was looked at, how it is, and what to do about it. `repair` does that, where it is safe."""
+
+    what: str
+    level: Level
+    text: str
+    remedy: str = ""
+    repair: Callable[[], None] | None = None
+
+
+# -- the machine -----------------------------------------------------------------------------------------------
+
+
+def check_libfuse() -> Finding:
+    try:
+        from cloudsimfs import kernel  # loads libfuse
+    except (OSError, AttributeError, ImportError) as error:
+        return Finding("libfuse", "failure", f"cannot be used: {error}", "sudo apt install fuse3 libfuse3-3")
+    major, minor = kernel.library_version()
+    text = f"{major}.{minor}, through {kernel.binding_name()}"
+    if major < 3:
+        return Finding("libfuse", "warning", f"{text}: slow, and less exact", "sudo apt install fuse3 libfuse3-3")
+    return Finding("libfuse", "ok", text)
+
+
+def check_device(device: str = "/dev/fuse") -> Finding:
+    if not os.path.exists(device):
+        remedy = "sudo modprobe fuse; in a container: --device /dev/fuse --cap-add SYS_ADMIN"
+        return Finding(device, "failure", "is missing, nothing can be mounted", remedy)
+    if not os.access(device, os.R_OK | os.W_OK):
+        return Finding(device, "failure", "you may not open it, nothing can be mounted", f"sudo chmod 0666 {device}")
+    return Finding(device, "ok", "there, and you may use it")
+
+
+def check_fusermount() -> Finding:
+    found = shutil.which("fusermount3") or shutil.which("fusermount")
+    if found is None:
+        return Finding("fusermount3", "failure", "is missing", "sudo apt install fuse3")
+    if os.geteuid() != 0 and not os.stat(found).st_mode & 0o4000:
+        return Finding("fusermount3", "failure", f"{found} is not setuid root", f"sudo chmod u+s {found}")
+    return Finding("fusermount3", "ok", found)
+
+
+def check_fuse_conf(settings: config.Settings, file: Path = Path("/etc/fuse.conf")) -> Finding:
+    try:
+        allowed = re.search(r"^\s*user_allow_other\s*$", file.read_text(), re.MULTILINE) is not None
+    except OSError:
+        allowed = False
+    if not settings["allow-other"]:
+        return Finding("fuse.conf", "ok", f"allow-other is off; {'allowed' if allowed else 'not allowed'} by {file}")
+    if allowed or os.geteuid() == 0:
+        return Finding("fuse.conf", "ok", "allow-other is allowed")
+    remedy = f"echo user_allow_other | sudo tee -a {file}"
+    return Finding("fuse.conf", "failure", f"allow-other is set, {file} does not allow it", remedy)
+
+
+def check_updatedb(file: Path = Path("/etc/updatedb.conf")) -> Finding:
+    try:
+        found = re.search(r'^\s*PRUNEFS\s*=\s*"?([^"\n]*)', file.read_text(), re.MULTILINE)
+    except OSError:
+        return Finding("updatedb", "ok", "not installed: nothing walks over the mount at night")
+    if found is not None and mountpoint.FS_TYPE in found[1].split():
+        return Finding("updatedb", "ok", "leaves the mount alone")
+    remedy = f"""sudo sed -i 's/^\\s*PRUNEFS\\s*=\\s*"/&{mountpoint.FS_TYPE} /' {file}"""
+    if found is None:
+        remedy = f"""echo 'PRUNEFS="{mountpoint.FS_TYPE}"' | sudo tee -a {file}"""
+    return Finding("updatedb", "warning", "walks over the mount at night, which costs API calls", remedy)
+
+
+# -- what is mounted, and kept ---------------------------------------------------------------------------------
+
+
+def check_mounts() -> Iterator[Finding]:
+    places = mountpoint.all_mounts()
+    if not places:
+        yield Finding("mounts", "ok", "nothing is mounted")
+    for place in places:
+        state = mountpoint.state(place)
+        if state == "ok":
+            yield Finding("mounts", "ok", f"{place} answers")
+            continue
+        text = f"{place}: {'its daemon died' if state == 'dead' else 'it does not answer'}"
+        remedy = f"fusermount3 -uz {place}, then mount again: nothing that was closed is lost"
+        repair = _unmounting(place) if state == "dead" else None
+        yield Finding("mounts", "failure", text, remedy, repair)
+
+
+def _unmounting(place: Path) -> Callable[[], None]:
+    return lambda: mountpoint.unmount(place, lazy=True)
+
+
+def check_disk(settings: config.Settings) -> Finding:
+    place = config.cache_base(settings["cache-dir"])
+    there = next(each for each in (place, *place.parents) if each.exists())
+    if not os.access(there, os.W_OK):
+        return Finding("disk", "failure", f"{there}: you may not write there", "give --cache-dir DIR")
+    free = shutil.disk_usage(there).free
+    text = f"{free / 2**30:.1f} GiB free for {place}"
+    if free < LOW_DISK:
+        return Finding("disk", "warning", f"{text}: writing will soon fail", "cloudsimfs cache clear, or --cache-dir")
+    return Finding("disk", "ok", text)
+
+
+def check_pending(settings: config.Settings) -> Finding:
+    places = config.account_dirs(settings["cache-dir"], None)
+    waiting = {place: count for place in places if (count := count_pending(place / "journal.db"))}
+    if not waiting:
+        return Finding("pending", "ok", "everything written is on the service")
+    text = ", ".join(f"{count} files in {place}" for place, count in waiting.items())
+    return Finding("pending", "warning", f"not on the service yet: {text}", "mount that account; do not delete them")
+
+
+# -- the account -----------------------------------------------------------------------------------------------
+
+
+def check_account(settings: config.Settings) -> Finding:
+    try:
+        owner = config.account(settings)
+    except ConfigError as error:
+        return Finding("account", "failure", str(error), "cloudsimfs login")
+    return Finding("account", "ok", f"{owner.url}, key from {owner.key_source}")
+
+
+def check_service(client: Client, *, now: Callable[[], float] = time.time) -> Iterator[Finding]:
+    """Ask the service: the version and all entries, which prove the address, the key and the clock, too."""
+    try:
+        version = client.version
+        entries = client.list_all()
+    except KeyRefused as error:
+        yield Finding("service", "failure", f"it does not accept the key: {error}", "cloudsimfs login")
+        return
+    except CloudsimfsError as error:
+        yield Finding("service", "failure", str(error), "check --url and the network; is a proxy needed?")
+        return
+    yield Finding("service", "ok", f"answers, API {version}")
+    yield _clock(client.clock_skew)
+    yield _budget(client)
+    yield _old_files([entry for entry in entries if not entry.is_dir], now())
+
+
+def _clock(skew: float | None) -> Finding:
+    if skew is None:
+        return Finding("clock", "ok", "the service does not tell its time")
+    if abs(skew) <= SKEW:
+        return Finding("clock", "ok", "agrees with the service's")
+    text = f"{abs(skew):.0f} s {'behind' if skew > 0 else 'ahead of'} the service's: links expire, times look wrong"
+    return Finding("clock", "warning", text, "sudo timedatectl set-ntp true")
+
+
+def _budget(client: Client) -> Finding:
+    state = client.budget.snapshot()
+    if state.remaining is None:
+        return Finding("budget", "ok", "no limit is known")
+    text = f"{state.used} of {state.limit} calls used this hour"
+    if state.remaining > 0:
+        return Finding("budget", "ok", text)
+    at = time.strftime("%H:%M", time.localtime(state.resets_at))
+    return Finding("budget", "warning", f"{text}: uploads wait", f"wait until {at}, or see what else uses the key")
+
+
+def _old_files(files: list[Entry], now: float) -> Finding:
+    """What the service will delete within a week."""
+    limit = now - (KEPT_DAYS - WARN_DAYS) * DAY
+    old = sorted((file.mtime_ns / 1e9, file.path) for file in files if file.mtime_ns and file.mtime_ns / 1e9 < limit)
+    if not old:
+        text = f"the service will delete none of {len(files)} within {WARN_DAYS} days"
+        return Finding("old files", "ok", text)
+    stored, path = old[0]
+    when = time.strftime("%Y-%m-%d", time.localtime(stored + KEPT_DAYS * DAY))
+    text = f"{len(old)} will be deleted by the service within {WARN_DAYS} days; first, on {when}, /{path}"
+    return Finding("old files", "warning", text, "copy them to this machine: cp -r, or rsync -a")

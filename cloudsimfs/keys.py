@@ -1,0 +1,117 @@
+"""Where the user's API key is kept. Order: CLOUDSIMFS_API_KEY, --key-file, the profile's key file, the keyring.
+
+The keyring is that of the desktop, through the optional package `keyring`. A stored key belongs to a profile and
+its address. Never shows a key.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cloudsimfs.errors import ConfigError
+from cloudsimfs.profiles import config_file, write_private
+from cloudsimfs.service import Credentials, load_key
+from cloudsimfs.service.credentials import check_key
+from cloudsimfs.service.redact import register_secret
+
+VARIABLE = "CLOUDSIMFS_API_KEY"
+_SERVICE = "cloudsimfs"  # what the keyring files it under
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A key and where it was; `stored` if it is the profile's own, which goes to the profile's address only."""
+
+    credentials: Credentials
+    where: str
+    stored: bool
+
+
+def from_environment() -> Credentials | None:
+    key = os.environ.get(VARIABLE, "").strip()
+    if not key:
+        return None
+    check_key(key, VARIABLE)
+    register_secret(key)
+    return Credentials(None, key)
+
+
+def find(profile: str, key_file: Path | None, *, of_profile: bool) -> Found | None:
+    """The key to use; `of_profile`: `key_file` was named by the profile, not by whoever runs the command."""
+    if credentials := from_environment():
+        return Found(credentials, VARIABLE, stored=False)
+    if key_file is not None:
+        return Found(load_key(key_file), str(key_file), stored=of_profile)
+    own = profile_file(profile)
+    if own.exists():
+        return Found(load_key(own), str(own), stored=True)
+    if key := _keyring_get(profile):
+        return Found(Credentials(None, key), "the system keyring", stored=True)
+    return None
+
+
+def profile_file(profile: str) -> Path:
+    """Where `login` keeps the key of a profile."""
+    return config_file().parent / f"{profile}.key"
+
+
+def store(profile: str, key: str) -> Path:
+    """Keep the key in the profile's own file, 0600. Where."""
+    file = profile_file(profile)
+    write_private(file, key + "\n")
+    return file
+
+
+def check_keyring() -> None:
+    if _keyring() is None:
+        raise ConfigError("--keyring: the package is missing; install it: pip install 'cloudsimfs[keyring]'")
+
+
+def store_in_keyring(profile: str, key: str) -> None:
+    """Keep the key in the system keyring, and nowhere else."""
+    check_keyring()
+    try:
+        _keyring().set_password(_SERVICE, profile, key)
+    except Exception as error:  # noqa: BLE001  # each backend has its own
+        raise ConfigError(f"--keyring: it refused the key ({type(error).__name__}); leave out --keyring") from None
+    profile_file(profile).unlink(missing_ok=True)
+
+
+def forget(profile: str) -> bool:
+    """Remove the profile's key from its file and the keyring; whether there was one."""
+    file, found = profile_file(profile), False
+    with contextlib.suppress(FileNotFoundError):
+        file.unlink()
+        found = True
+    if _keyring_get(profile) is not None:
+        with contextlib.suppress(Exception):
+            _keyring().delete_password(_SERVICE, profile)
+            found = True
+    return found
+
+
+def _keyring() -> Any:
+    try:
+        import keyring
+    except ImportError:
+        return None
+    return keyring
+
+
+def _keyring_get(profile: str) -> str | None:
+    keyring = _keyring()
+    if keyring is None:
+        return None
+    try:
+        key = keyring.get_password(_SERVICE, profile)
+    except Exception:  # noqa: BLE001  # no keyring is running: then no key is in it
+        return None
+    if isinstance(key, str) and key:
+        check_key(key, "the system keyring")
+        register_secret(key)
+        return key
+    return None

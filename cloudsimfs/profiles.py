@@ -1,0 +1,163 @@
+"""The user's configuration file: settings for all profiles on top, and one table for each profile.
+
+    cache-size = "50G"
+
+    [profiles.work]
+    url = "https://service.example"
+    mountpoint = "~/cloud"
+
+`[profiles.default]` holds when none is named. Owns the file: nothing else reads or writes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cloudsimfs.errors import ConfigError
+from cloudsimfs.settings import DIRECTORY, FILE, SETTINGS, home, near
+
+DEFAULT = "default"
+_SECRETS = ("api-key", "api_key", "apikey", "key", "token", "password")
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A setting as the file has it: as text, and where it stands."""
+
+    text: str
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """One profile, with what stands above all profiles below it. `known` says whether the file has it."""
+
+    name: str
+    known: bool
+    given: dict[str, Given]
+
+
+def config_file() -> Path:
+    return home("XDG_CONFIG_HOME", "~/.config") / "config.toml"
+
+
+def private(directory: Path) -> Path:
+    """The directory, made for the user alone. Raises ConfigError."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise ConfigError(f"{directory}: cannot be made: {error.strerror}") from None
+    return directory
+
+
+def write_private(file: Path, text: str) -> None:
+    """Replace a file as a whole, for the user's eyes only; a link stays one. Raises ConfigError."""
+    target = Path(os.path.realpath(file))
+    private(target.parent)
+    fresh = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        with open(os.open(fresh, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_NOFOLLOW, 0o600), "w") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        fresh.replace(target)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            fresh.unlink()
+        raise ConfigError(f"{file}: cannot be written: {error.strerror}") from None
+
+
+def check_name(name: str) -> str:
+    """A profile's name is also a file's and a systemd instance's. Raises ConfigError."""
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_-]*", name):
+        raise ConfigError(f"profile {name!r}: a name has letters, digits, - and _ only")
+    return name
+
+
+def read(name: str | None) -> Profile:
+    """The profile `name`, or the default one. That the file lacks it shows in `known`. Raises ConfigError."""
+    file, content = config_file(), _content()
+    tables = content.pop("profiles", {})
+    if not isinstance(tables, dict) or not all(isinstance(each, dict) for each in tables.values()):
+        raise ConfigError(f"{file}: profiles are tables: [profiles.{name or DEFAULT}]")
+    name = check_name(name or DEFAULT)
+    given = _checked(content, f"{file}", file.parent)
+    given |= _checked(tables.get(name, {}), f"{file} [profiles.{name}]", file.parent)
+    return Profile(name, name in tables, given)
+
+
+def names() -> list[str]:
+    """All profiles in the file."""
+    tables = _content().get("profiles", {})
+    return sorted(tables) if isinstance(tables, dict) else []
+
+
+def set_url(name: str, url: str) -> None:
+    """Make `url` the address of the profile `name`, leaving all else in the file as it stands."""
+    file = config_file()
+    _content()  # do not touch a file that cannot be read
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        lines = []
+    heading, line = f"[profiles.{name}]", f"url = {json.dumps(url)}"
+    found = [number for number, each in enumerate(lines) if each.partition("#")[0].replace(" ", "") == heading]
+    if not found:
+        lines += ["", heading, line] if lines else [heading, line]
+    else:
+        start = found[0] + 1
+        end = next((n for n in range(start, len(lines)) if lines[n].lstrip().startswith("[")), len(lines))
+        old = [n for n in range(start, end) if re.match(r"\s*[\"']?url[\"']?\s*=", lines[n])]
+        if old:
+            lines[old[0]] = line
+        else:
+            lines.insert(start, line)
+    write_private(file, "\n".join(lines) + "\n")
+
+
+def _content() -> dict[str, Any]:
+    file = config_file()
+    try:
+        with open(file, "rb") as stream:
+            return tomllib.load(stream)
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise ConfigError(f"{file}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{file}: not UTF-8 text") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{file}: not valid TOML: {error}") from None
+
+
+def _checked(table: dict[str, Any], where: str, base: Path) -> dict[str, Given]:
+    given = {}
+    for key, value in table.items():
+        name = key.replace("_", "-")
+        if name in _SECRETS:
+            raise ConfigError(f"{where}: {key}: keys are not kept here; remove it and run `cloudsimfs login`")
+        if name not in SETTINGS:
+            raise ConfigError(f"{where}: {key}: no such setting{near(name, SETTINGS)}")
+        text = _text(value, f"{where}: {key}")
+        if SETTINGS[name].kind in (FILE, DIRECTORY) and not text.startswith("~"):
+            text = str(base / text)  # not of wherever the command happens to run
+        given[name] = Given(text, where)
+    return given
+
+
+def _text(value: object, where: str) -> str:
+    """As it would be written on the command line; the setting's kind is the judge."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (str, int, float)):
+        return str(value)
+    if isinstance(value, list) and all(isinstance(each, str) for each in value):
+        return ",".join(value)
+    raise ConfigError(f"{where}: write a text, a number, or true or false")
