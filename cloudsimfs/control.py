@@ -37,9 +37,9 @@ TOP_NAMES = (SIMULATIONS, STATE)
 FIRST_HANDLE = 1 << 62  # handles from here on belong to virtual files
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Handle:
-    """An open virtual file, with what it held when it was opened."""
+    """An open virtual file, with what it held when it was opened, or the answer to its last command."""
 
     path: str
     file: File
@@ -175,13 +175,15 @@ class Control:
         if again is not None:
             raise again  # a buffering writer's close() repeats what could not be written: not a second command
         try:
-            self._command(handle.path, handle.file, data)
+            answer = self._command(handle.path, handle.file, data)
         except CloudsimfsError as error:
             handle.failed.clear()
             handle.failed[data] = error
             raise self._failed(error) from error
+        if answer is not None:
+            handle.snapshot = answer
 
-    def _command(self, path: str, file: File, data: bytes) -> None:
+    def _command(self, path: str, file: File, data: bytes) -> bytes | None:
         assert file.write is not None
         try:
             word = data.decode("utf-8").strip()
@@ -189,9 +191,10 @@ class Control:
             raise Invalid("a command is text") from None
         if not word:
             raise Invalid("an empty command; .simulations/README shows what to write")
-        file.write(word)
+        answer = file.write(word)
         if path.startswith(SIMULATIONS):
             self._simulations.succeeded()
+        return answer
 
     def _failed(self, error: CloudsimfsError) -> CloudsimfsError:
         self._simulations.failed(error)

@@ -160,13 +160,14 @@ class Simulations:
         values["resets_at"] = time.strftime("%Y-%m-%dT%H:%M:%S%z", resets_at)
         return "".join(f"{name} {'-' if value is None else value}\n" for name, value in values.items())
 
-    def _launch(self, command: str) -> None:
+    def _launch(self, command: str) -> bytes:
         run_id = self._launcher.launch(command)
-        words = " ".join(command.split())
-        with self._lock:
-            self._launched = f"id={'-' if run_id is None else run_id} {words}\n"
+        told = f"id={'-' if run_id is None else run_id} {' '.join(command.split())}\n"
         if run_id is not None:
-            self._store.save_launched(self._launched)
+            self._store.save_launched(told)
+        with self._lock:
+            self._launched = told
+        return told.encode("utf-8", "replace")
 
     # -- the newest runs ---------------------------------------------------------------------------------
 

@@ -17,10 +17,13 @@ class Followed:
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A virtual file. What has `live` is read anew at every read, the others once per open."""
+    """A virtual file. What has `live` is read anew at every read, the others once per open.
+
+    `write` carries out a command; its answer, if it has one, is what the same handle reads afterwards.
+    """
 
     read: Callable[[], bytes] | None = None
-    write: Callable[[str], None] | None = None
+    write: Callable[[str], bytes | None] | None = None
     live: Followed | None = None
     known: Callable[[], bytes] | None = None  # as `read`, of what is known without a call
 
