@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from concurrent.futures import wait as wait_for
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -94,6 +95,7 @@ class Runs:
         if saved is not None:
             self._whole_at, self._runs = saved[0], {run.id: run for run in saved[1]}
         self._logs: dict[int, Log] = {}
+        self._kept: set[int] = set()  # runs whose whole log is on disk
         self._flights: dict[int, Future[None]] = {}
         self._held: dict[int, float] = {}  # what could not be renewed, until when
 
@@ -105,7 +107,7 @@ class Runs:
     def all(self) -> Mapping[int, Simulation]:
         """Every run by id, at most `ttl` old; older if the service cannot be asked now."""
         if not self._is_fresh(self.listed_at):
-            self._await(LIST, lambda: self.renew(), known=self.known() is not None)
+            self._await(LIST, self.renew, known=self.known() is not None)
         return self.known() or {}
 
     def recent(self) -> Mapping[int, Simulation]:
@@ -193,12 +195,16 @@ class Runs:
         found = self._log(run)
         if found is None or (not found.whole and not (run.active and self._is_fresh(found.at))):
             if self._is_v1():
-                self._await(LIST, lambda: self.renew(), known=found is not None)
+                self._await(LIST, self.renew, known=found is not None)
+            elif self._bulk and self._wants_other_logs(run_id):
+                with suppress(ServiceError):
+                    self._fly(LIST, lambda: self.renew(logs=True)).result()
             if self._log(run) is found:  # a list without it
                 self._await(run_id, lambda: self.renew_log(run_id), known=found is not None)
             found = self._log(run)
-            if found is not None and found.whole:
-                self._store.save_blob(run_id, "log", found.data)
+        if found is not None and found.whole and run_id not in self._kept:
+            self._store.save_blob(run_id, "log", found.data)
+            self._kept.add(run_id)
         return b"" if found is None else found.data
 
     def known_log(self, run_id: int) -> bytes:
@@ -216,6 +222,7 @@ class Runs:
                 found = Log(data, NEVER, whole=True)
                 with self._lock:
                     self._logs[run.id] = found
+                    self._kept.add(run.id)
         return found
 
     def log_at(self, run_id: int) -> float:
@@ -223,6 +230,12 @@ class Runs:
         with self._lock:
             found = self._logs.get(run_id)
         return NEVER if found is None else WHOLE if found.whole else found.at
+
+    def _wants_other_logs(self, run_id: int) -> bool:
+        """Whether logs of other active runs were asked for of late: then all at once are cheaper."""
+        with self._lock:
+            others = [found for other, found in self._logs.items() if other != run_id and not found.whole]
+        return any(self._is_fresh(found.at) for found in others)
 
     def lists_logs(self, wanted: int) -> bool:
         """Whether a list is the cheapest way to so many logs."""

@@ -35,7 +35,10 @@ can be COMPLETED although the solver failed: its log decides.
 
 
 def _run_command(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds what says which mount or account is meant, and passes the `RunFiles` to reach it by."""
+    """Adds what says which mount or account is meant, and passes the `RunFiles` to reach it by.
+
+    The innermost decorator, so that the command's own options come first in its help.
+    """
 
     @account_options
     @click.option(
@@ -79,8 +82,8 @@ def _run_id(files: RunFiles, run: str | None) -> int:
 
 
 @main.command()
-@_run_command
 @_json_option
+@_run_command
 def runs(files: RunFiles, as_json: bool) -> None:
     """List the runs, the newest first."""
     if as_json:
@@ -91,9 +94,9 @@ def runs(files: RunFiles, as_json: bool) -> None:
 
 
 @main.command()
-@_run_command
 @click.argument("name", required=False, type=click.Choice(NAMES))
 @_json_option
+@_run_command
 def options(files: RunFiles, name: str | None, as_json: bool) -> None:
     """What a launch may ask for: the values of cpu, ram and scripts."""
     found = {each: files.read(f"options/{each}").splitlines() for each in ([name] if name else NAMES)}
@@ -106,7 +109,6 @@ def options(files: RunFiles, name: str | None, as_json: bool) -> None:
 
 
 @main.command()
-@_run_command
 @click.argument("folder")
 @click.option("--cpu", required=True, help="Number of vCPUs.")
 @click.option("--ram", required=True, help="RAM class.")
@@ -117,6 +119,7 @@ def options(files: RunFiles, name: str | None, as_json: bool) -> None:
 @click.option("--force", is_flag=True, help="Forget an earlier launch of the same that got no answer.")
 @click.option("--dry-run", is_flag=True, help="Check everything, start nothing.")
 @_json_option
+@_run_command
 def launch(files: RunFiles, folder: str, force: bool, dry_run: bool, as_json: bool, **words: str | None) -> None:
     """Start a run in FOLDER, once all its files are stored. Prints the run's id."""
     asked = {name: value for name, value in words.items() if value is not None}
@@ -134,10 +137,10 @@ def launch(files: RunFiles, folder: str, force: bool, dry_run: bool, as_json: bo
 
 
 @main.command()
-@_run_command
 @_run_argument
 @click.option("--hard", is_flag=True, help="Kill it; nothing is saved.")
 @click.option("--yes", is_flag=True, help="Do not ask before a hard stop.")
+@_run_command
 def stop(files: RunFiles, run: str, hard: bool, yes: bool) -> None:
     """Stop RUN (an id, or a folder) at its current iteration and save the results."""
     run_id = _run_id(files, run)
@@ -148,8 +151,8 @@ def stop(files: RunFiles, run: str, hard: bool, yes: bool) -> None:
 
 
 @main.command()
-@_run_command
 @_run_argument
+@_run_command
 def sync(files: RunFiles, run: str) -> None:
     """Have RUN (an id, or a folder) save its current results and go on."""
     run_id = _run_id(files, run)
@@ -158,9 +161,9 @@ def sync(files: RunFiles, run: str) -> None:
 
 
 @main.command()
-@_run_command
 @_newest_run_argument
 @click.option("--follow", "-f", is_flag=True, help="Go on until the run has ended.")
+@_run_command
 def log(files: RunFiles, run: str | None, follow: bool) -> None:
     """Print the log of RUN (an id, or a folder; default: the newest run)."""
     run_id = _run_id(files, run)
@@ -193,10 +196,10 @@ def _is_going_on(status: Callable[[int], bytes]) -> bool:
 
 
 @main.command(epilog=WAIT_EPILOG)
-@_run_command
 @_newest_run_argument
 @click.option("--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="Wait no longer than this.")
 @_json_option
+@_run_command
 def wait(files: RunFiles, run: str | None, timeout: float | None, as_json: bool) -> None:
     """Wait until RUN (an id, or a folder; default: the newest run) has ended, and say how."""
     run_id = _run_id(files, run)
