@@ -64,9 +64,13 @@ class Rig:
             self.clock.advance(STEP)
             self.poller._woken.set()  # to see at once that the pace has changed
             deadline = time.monotonic() + 20.0
-            while (due := self.poller._due()) is not None and due[2] <= self.clock.monotonic():
+            while self._is_due() or not self.clock.waiting:
                 assert time.monotonic() < deadline, "the poller does not do what is due"
                 time.sleep(0.001)
+
+    def _is_due(self) -> bool:
+        due = self.poller._due()
+        return due is not None and due[2] <= self.clock.monotonic()
 
     def close(self) -> None:
         self.poller.close()
