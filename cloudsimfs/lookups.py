@@ -70,5 +70,8 @@ def check_value(what: str, value: str, allowed: Iterable[str]) -> None:
     values = list(allowed)
     if value in values:
         return
-    near = difflib.get_close_matches(value, values, n=3, cutoff=0.5) or values[:12]
+    if value.isdecimal() and all(each.isdecimal() for each in values):
+        near = sorted(sorted(values, key=lambda each: abs(int(each) - int(value)))[:4], key=int)
+    else:
+        near = difflib.get_close_matches(value, values, n=3, cutoff=0.5) or values[:12]
     raise Invalid(f"{what} {value!r} is not offered; there is: {', '.join(near)}")

@@ -41,7 +41,7 @@ from cloudsimfs.runsetup import runs_of_account
 from cloudsimfs.service import Client, connect
 from cloudsimfs.simulations import run_paths
 from cloudsimfs.syncer import Syncer
-from cloudsimfs.tree import Owner, Tree, is_dir
+from cloudsimfs.tree import Node, Owner, Tree, is_dir
 from cloudsimfs.writeback import Writeback
 
 log = logging.getLogger(__name__)
@@ -171,11 +171,19 @@ class Mount:
 
     def check_folder(self, path: str) -> None:
         try:
-            node = self._files.tree.lookup(path)
+            node = self._lookup_again(path)
         except NotFound:
             raise NotFound(f"there is no folder {path!r} in the storage; copy the case in first") from None
         if not is_dir(node):
             raise NotDirectory(f"{path!r} is a file; a run needs its folder")
+
+    def _lookup_again(self, path: str) -> Node:
+        """What others have just put there counts: before a folder is called missing, the service is asked."""
+        try:
+            return self._files.tree.lookup(path)
+        except NotFound:
+            self._files.dcache.invalidate(paths.parent(path))
+            return self._files.tree.lookup(path)
 
     def barrier(self, path: str) -> None:
         self._files.writeback.drain(path, timeout=BARRIER_BOUND)

@@ -104,9 +104,11 @@ def _decoded(picture: Picture) -> bytes:
     if comma and not head.endswith(";base64"):
         return unquote_to_bytes(body)
     try:
-        return base64.b64decode("".join((body or picture.source).split()), validate=True)
+        if comma or _BASE64.fullmatch(picture.source):
+            return base64.b64decode("".join((body or picture.source).split()), validate=True)
     except (binascii.Error, ValueError):
-        raise Refused(f"{picture.name}: the service sent neither a link nor a picture") from None
+        pass
+    raise Refused(f"{picture.name}: the service sent neither a link nor a picture")
 
 
 def _is_path(source: str) -> bool:
