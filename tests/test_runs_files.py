@@ -7,6 +7,8 @@ import errno
 import os
 import stat
 import subprocess
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -285,3 +287,31 @@ def test_less_follows_the_log(box: Sandbox, mount: MountFactory, tmp_path: Path)
             wait_until(lambda: b"second line" in shown.read_bytes(), "less shows the next line")
         finally:
             less.kill()
+
+
+def test_what_a_run_costs(box: Sandbox, mount: MountFactory) -> None:
+    """From launch to results: every call is worth it."""
+    box.populate(LONG)
+    m = mount(run_ttl=3600, ttl=3600)
+    sims = Simulations(m)
+    os.listdir(m.path / "case")
+
+    def calls(action: Callable[[], object]) -> Counter[str]:
+        box.calls.reset()
+        action()
+        return Counter(call.operation for call in box.calls.entries() if call.is_api)
+
+    first = calls(sims.launch)
+    assert first == Counter(cpu=1, ram=1, scripts=1, simulations=first["simulations"], launch=1)
+    assert first["simulations"] == 1
+    wait_until(lambda: box.runs()[0]["status"] == 30, "the run goes on")
+    assert calls(lambda: sims.read("latest/case/status")) == Counter(simulations=1)
+    run_id = int(sims.read("launch").split()[0].removeprefix("id="))
+    assert sum(calls(lambda: sims.read(f"{run_id}/log")).values()) <= 1
+    assert calls(lambda: sims.write(f"{run_id}/sync", "1")) == Counter(sync=1)
+    wait_until(lambda: len(box.files()) > len(LONG), "results are stored")
+    shown = calls(lambda: os.listdir(sims.path / f"{run_id}/results"))
+    assert shown["simulations"] <= 1, "a look at the state"
+    assert shown["list"] <= 2, "the folder and, as the last page, nothing"
+    assert calls(lambda: sims.write(f"{run_id}/stop", "hard")) == Counter(stop=1)
+    assert calls(sims.launch) == Counter(simulations=1, launch=1)
