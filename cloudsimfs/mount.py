@@ -196,7 +196,9 @@ class Mount:
         self._operations.kernel_cache.invalidate(path)
 
     def results_expected(self, folder: str) -> None:
-        self.refresh(folder)
+        """Look anew inside, and for a while often. The listing above says no more of the folder than before."""
+        self._files.dcache.expect_changes(folder, SETTLING)
+        self._operations.kernel_cache.invalidate(folder)
 
     def runs_changed(self, run_ids: set[int], active: frozenset[str]) -> None:
         self._files.dcache.keep_steady(active)

@@ -21,7 +21,7 @@ from cloudsimfs.virtual import Followed
 
 log = logging.getLogger(__name__)
 
-SHARE = 0.5  # of the calls left in this hour, that following may take
+SHARE = 0.5  # of the calls left, that following would take until the hour turns at the pace of the moment
 GROWTH = 1.3  # each look's distance over the one before, up to that pace
 
 

@@ -106,9 +106,14 @@ class RunStore:
     def _save(self, name: str, data: bytes) -> None:
         try:
             self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with tempfile.NamedTemporaryFile(dir=self._directory, prefix=".part-", delete=False) as part:
-                part.write(data)  # 0600
-            os.replace(part.name, self._directory / name)
+            fd, part = tempfile.mkstemp(dir=self._directory, prefix=".part-")  # 0600
+            try:
+                with open(fd, "wb") as file:
+                    file.write(data)
+                os.replace(part, self._directory / name)
+            except OSError:
+                os.unlink(part)
+                raise
         except OSError as error:
             log.info("%s: not kept: %s", name, error)
 
