@@ -18,7 +18,7 @@ from cloudsimfs.tree import Node, Tree, is_dir
 def create(tree: Tree, path: str, perm: int) -> Inode:
     """A new empty file, open for writing. Raises Exists."""
     _must_be_new(tree, path)
-    with tree.lock:
+    with tree.lock, tree.journal.transaction():
         entry, uploaded = tree.claim_name(path, folder=False)
         inode = _new_inode(tree, path, is_dir=False, perm=perm)
         inode.entry, inode.uploaded = entry, uploaded
@@ -26,6 +26,7 @@ def create(tree: Tree, path: str, perm: int) -> Inode:
         with inode.lock:
             inode.content = tree.datacache.empty()
             inode.change()
+            inode.since_ns = tree.now_ns()
             tree.writeback.changed(inode)
         tree.pin(inode)
         inode.opens = inode.writers = 1
@@ -115,7 +116,8 @@ def _entomb_folder(tree: Tree, path: str, entry: Entry, *, empty: bool) -> None:
     gone = Gone(path, entry, is_dir=True)
     after: set[Inode] = set()
     for below, item in tree.overlay.below(path):
-        if isinstance(item, Gone) and not item.done and tree.writeback.undelete(item):
+        if isinstance(item, Gone) and not item.done:
+            tree.writeback.undelete(item)  # one that has begun may never end: it is asked for again
             gone.below += item.below if item.is_dir else [item.entry or unknown_file(below)]
             after |= item.after
             tree.overlay.pop(below)

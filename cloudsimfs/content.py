@@ -22,13 +22,15 @@ from pathlib import Path
 from typing import Protocol
 
 from cloudsimfs import growth
-from cloudsimfs.errors import BadHandle, Cancelled, NoSpace, ServiceError, Stale, VersionChanged
-from cloudsimfs.fetching import Fetcher, FetchPool, Flight, Interrupted, Source, Waiter, never
+from cloudsimfs.errors import BadHandle, Cancelled, CloudsimfsError, NoSpace, ServiceError, Stale, VersionChanged
+from cloudsimfs.fetching import Fetcher, FetchPool, Flight, Interrupted, Source, Waiter, disk_failure, never
 from cloudsimfs.rangelog import RangeLog
 from cloudsimfs.ranges import RangeSet
 from cloudsimfs.readahead import MOST_AHEAD, MOST_PIECE, Window
+from cloudsimfs.rows import Bytes
 
 BLOCK = 1 << 20  # bytes read from disk at a time for an upload
+SLICE = 64 << 10  # bytes written at once: for more the kernel looks for large pages, which can be dear
 PAGE = 4096  # bytes; what a hole in a file consists of
 PUNCH_HOLE = 3  # fallocate(2): FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
 
@@ -64,6 +66,8 @@ class Content:
         self.size = size  # bytes; guarded by lock
         self.remote_end = size if source is not None else 0  # guarded by lock
         self.present = RangeSet()  # guarded by lock
+        # What a program could not write, the disk being full, and did not write since: it is no state of the file.
+        self.lacking = RangeSet()  # guarded by lock
         # What the kernel's pages are known by: it sees every write, so they are right as long as the content lives.
         self.identity = next(self._serials)
         self._is_local = source is None  # its bytes differ from the version; guarded by lock
@@ -75,7 +79,11 @@ class Content:
         self._users = 0  # guarded by lock
         self._evictions = 0  # guarded by lock; counts them while in use
         self.dropped = False  # its file was removed: nobody will want these bytes; guarded by lock
-        self._fd = -1  # open while there are users; guarded by lock
+        self._fd = -1  # open while there are users or borrowers; guarded by lock
+        self._borrowers = 0  # who reads or fills it just now, outside of the lock; guarded by lock
+        self._fills: list[tuple[int, int]] = []  # where fetched bytes are being written now; guarded by lock
+        self._disk = threading.Lock()  # one fill writes at a time: the kernel would have the others spin; a leaf
+        self._filled = threading.Condition(self.lock)  # one of them less
         if source is not None:
             self._fetch_from(source)
 
@@ -91,7 +99,8 @@ class Content:
     def acquire(self) -> None:
         with self.lock:
             if self._users == 0:
-                self._fd = os.open(self.backing, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                if self._fd < 0:
+                    self._fd = os.open(self.backing, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
                 os.ftruncate(self._fd, self.size)
                 if self._log is not None:
                     self._log.touch()
@@ -105,13 +114,33 @@ class Content:
                     self._fetcher.cancel_locked()
                 if self._log is not None:
                     self._log.close()
-                os.close(self._fd)
-                self._fd = -1
+                self._close_unused_locked()
+
+    def _borrow_locked(self) -> int:
+        """The descriptor, for use without the lock; to be returned."""
+        fd = self._open_fd()
+        self._borrowers += 1
+        return fd
+
+    def _return_locked(self) -> None:
+        self._borrowers -= 1
+        self._close_unused_locked()
+
+    def _close_unused_locked(self) -> None:
+        if self._users == 0 and self._borrowers == 0:
+            os.close(self._fd)
+            self._fd = -1
 
     @property
     def in_use(self) -> bool:
         """A hint, asked for without the lock."""
         return self._users > 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether reading it needs nothing from the service."""
+        with self.lock:
+            return not any(True for _ in self.missing_locked(0, self.remote_end))
 
     def drop(self) -> None:
         """Remove the backing file of a content that nothing refers to any more."""
@@ -127,7 +156,7 @@ class Content:
         if not self.lock.acquire(blocking=False):
             return None
         try:
-            if self._users:
+            if self._fd >= 0:
                 return None
             freed = disk_usage(self.backing)
             self._remove_locked()
@@ -209,6 +238,18 @@ class Content:
                 self._log.remove()
             self._log = log
 
+    def describe(self) -> Bytes:
+        """What the journal is to know of it."""
+        with self.lock:
+            return Bytes(
+                backing=self.backing.name,
+                size=self.size,
+                source=None if self.source is None else self.source.entry,
+                etag=None if self.source is None else self.source.etag,
+                remote_end=self.remote_end,
+                present=tuple(self.present),
+            )
+
     def restore(self, size: int, remote_end: int, present: Iterable[tuple[int, int]]) -> None:
         """The state a journal row or a log speaks of; before anybody uses it."""
         self.size = size
@@ -217,21 +258,37 @@ class Content:
         self.present.clip(self.remote_end)
 
     def write(self, data: bytes, offset: int) -> int:
-        end = offset + len(data)
+        """The number of bytes written, less than all of them if the disk is full then. Raises NoSpace."""
         with self.lock:
-            self._room.claim(len(data))
-            done = 0
-            while done < len(data):  # a nearly full disk may take a part only
-                done += os.pwrite(self._open_fd(), data[done:] if done else data, offset + done)
+            self._wait_for_fills_locked(offset, offset + len(data))
+            view, done = memoryview(data), 0
+            try:
+                self._room.claim(len(data))
+                while done < len(data):  # a nearly full disk may take a part only
+                    done += self._write_locked(view[done : done + SLICE], offset + done)
+            except CloudsimfsError:
+                self.lacking.add(offset + done, offset + len(data))
+                if not done:
+                    raise
+            end = offset + done
             if offset < self.remote_end:
                 self._add_locked(offset, min(end, self.remote_end))
+            self.lacking.remove(offset, end)
             self.size = max(self.size, end)
-        return len(data)
+        return done
+
+    def _write_locked(self, data: memoryview, offset: int) -> int:
+        try:
+            return os.pwrite(self._open_fd(), data, offset)
+        except OSError as error:
+            raise disk_failure(error) from error
 
     def truncate(self, size: int) -> None:
         with self.lock:
+            self._wait_for_fills_locked(size, self.remote_end)
             os.ftruncate(self._open_fd(), size)
             self.size = size
+            self.lacking.clip(size)
             if size < self.remote_end:
                 self.remote_end = size
                 self.present.clip(size)
@@ -252,43 +309,58 @@ class Content:
     # -- reading ---------------------------------------------------------------------------------------
 
     def read(self, offset: int, length: int, interrupted: Interrupted = never) -> bytes:
-        """Up to `length` bytes at `offset`. Raises Stale if the version is gone, else a ServiceError."""
+        """Up to `length` bytes at `offset`. Raises as `read_into`."""
+        buffer = bytearray(length)
+        return bytes(buffer[: self.read_into(memoryview(buffer), offset, interrupted)])
+
+    def read_into(self, buffer: memoryview, offset: int, interrupted: Interrupted = never) -> int:
+        """Fill `buffer` from `offset` on; how many bytes there were. Raises Stale if the version is gone, else a
+        ServiceError.
+        """
         window: Window | None = None
         while True:
             with self.lock:
-                end = min(offset + length, self.size)
+                end = min(offset + len(buffer), self.size)
                 stop = min(end, self.remote_end)
-                fd, evictions, waiter = self._open_fd(), self._evictions, None
-                if offset < stop and self._fetcher is not None:
+                waiter = None
+                if offset < stop and self._fetcher is not None and not self.present.covers(0, self.remote_end):
                     window = window or self._fetcher.plan_locked(offset, stop)
                     waiter = self._want_locked(offset, stop, window)
-            if offset >= end:
-                return b""
-            if waiter is not None and self._fetcher is not None:
-                try:
-                    self._fetcher.wait(waiter, interrupted)
-                except NoSpace:
-                    return self._read_through(offset, end)
+                if waiter is None:
+                    fd, evictions = self._borrow_locked(), self._evictions
+            if waiter is None:
+                count = self._read_present(fd, buffer[: max(0, end - offset)], offset)
+                if evictions == self._evictions:  # else it may have been punched out before it was read
+                    return count
                 continue
-            data = os.pread(fd, end - offset, offset)
-            if evictions == self._evictions:  # else it may have been punched out before it was read
-                return data
+            assert self._fetcher is not None
+            try:
+                self._fetcher.wait(waiter, interrupted)
+            except NoSpace:
+                return self._read_through(buffer[: end - offset], offset)
 
-    def _read_through(self, offset: int, end: int) -> bytes:
+    def _read_present(self, fd: int, buffer: memoryview, offset: int) -> int:
+        try:
+            return os.preadv(fd, [buffer], offset)
+        finally:
+            with self.lock:
+                self._return_locked()
+
+    def _read_through(self, buffer: memoryview, offset: int) -> int:
         """Read without keeping: all of the cache is taken by what must not be evicted."""
         with self.lock:
-            data = bytearray(os.pread(self._open_fd(), end - offset, offset))
-            holes = list(self.missing_locked(offset, end))
+            count = os.preadv(self._open_fd(), [buffer], offset)
+            holes = list(self.missing_locked(offset, offset + count))
         assert self.source is not None
         try:
             for start, stop in holes:
-                data[start - offset : stop - offset] = self.source.read(start, stop)
+                buffer[start - offset : stop - offset] = self.source.read(start, stop)
         except VersionChanged as error:
             raise Stale(str(error)) from error
-        return bytes(data)
+        return count
 
-    def complete(self) -> None:
-        """Fetch all that is still absent, before an upload or before the version disappears."""
+    def complete(self, interrupted: Interrupted = never) -> None:
+        """Fetch all that is still absent, before an upload or before the version disappears. Raises as `read`."""
         while True:
             with self.lock:
                 hole = next(iter(self.missing_locked(0, self.remote_end)), None)
@@ -299,7 +371,7 @@ class Content:
                     start, end, Window(start, min(self.remote_end, start + MOST_AHEAD), MOST_PIECE)
                 )
             if waiter is not None:
-                self._fetcher.wait(waiter)
+                self._fetcher.wait(waiter, interrupted)
 
     def blocks(self, still_wanted: Callable[[], bool]) -> Iterator[bytes]:
         """The whole file for an upload. Raises Cancelled as soon as `still_wanted` says no.
@@ -329,17 +401,33 @@ class Content:
     def claim(self, size: int) -> None:
         self._room.claim(size)
 
-    def keep_locked(self, position: int, block: bytes) -> bool:
-        if self._fd < 0:
-            return False
-        end = min(position + len(block), self.remote_end)
-        for start, stop in list(self.present.missing(position, end)):
-            part = memoryview(block)[start - position : stop - position]
-            done = 0
-            while done < len(part):  # a nearly full disk may take a part only
-                done += os.pwrite(self._fd, part[done:], start + done)
-            self._add_locked(start, stop)
+    def keep(self, position: int, block: bytes | memoryview) -> bool:
+        with self.lock:
+            if self._users == 0:
+                return False
+            fd = self._borrow_locked()
+            holes = list(self.missing_locked(position, position + len(block)))
+            self._fills += holes
+        filled: list[tuple[int, int]] = []
+        try:
+            with self._disk:
+                for start, stop in holes:
+                    _write(fd, memoryview(block)[start - position : stop - position], start)
+                    filled.append((start, stop))
+        finally:
+            with self.lock:
+                for hole in holes:
+                    self._fills.remove(hole)
+                for start, stop in filled if self._users else []:
+                    self._add_locked(start, stop)
+                self._filled.notify_all()
+                self._return_locked()
         return True
+
+    def _wait_for_fills_locked(self, start: int, end: int) -> None:
+        """Before anything else changes `[start, end)`: the fills there found it missing, and it has to stay so."""
+        while any(first < end and start < last for first, last in self._fills):
+            self._filled.wait()
 
     def _add_locked(self, start: int, end: int) -> None:
         self.present.add(start, end)
@@ -401,6 +489,12 @@ class Content:
             return all(self.read(start, end - start) == old.clean_bytes(start, end) for start, end in seen)
         self.read(self.size - 1, 1)  # has the ancestor looked at
         return self._begins_with == old.identity
+
+
+def _write(fd: int, data: memoryview, offset: int) -> None:
+    done = 0
+    while done < len(data):  # a nearly full disk may take a part of a slice only
+        done += os.pwrite(fd, data[done : done + SLICE], offset + done)
 
 
 def _punch(fd: int, start: int, end: int) -> None:

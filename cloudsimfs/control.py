@@ -9,7 +9,6 @@ Threading: called by FUSE callbacks on many threads; `_lock` protects the open h
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import threading
 from dataclasses import dataclass, field
@@ -30,10 +29,11 @@ from cloudsimfs.errors import (
 )
 from cloudsimfs.inode import Attr
 from cloudsimfs.simulations import SIMULATIONS, Simulations
-from cloudsimfs.virtual import File, Folder, Link, Node, kind, text
+from cloudsimfs.virtual import File, Folder, Link, Node, as_json, kind, text
 
 STATE = ".cloudsimfs"
 TOP_NAMES = (SIMULATIONS, STATE)
+STATE_NAMES = ("status", "status.json", "pending", "recover", "recover.json", "refresh", "flush")
 FIRST_HANDLE = 1 << 62  # handles from here on belong to virtual files
 
 
@@ -53,6 +53,8 @@ class Mounted(Protocol):
     def status(self) -> dict[str, object]: ...
     def status_text(self) -> str: ...
     def pending_text(self) -> str: ...
+    def drafts(self) -> list[dict[str, object]]: ...
+    def recover(self, command: str) -> None: ...
     def refresh(self, path: str) -> None: ...
     def storage_path(self, text: str) -> str: ...
     def flush(self) -> None: ...
@@ -70,10 +72,12 @@ class Control:
         self._next = itertools.count(FIRST_HANDLE)
         self._born_ns = int(clock.now() * 1e9)
         self._state: dict[str, Node] = {
-            STATE: Folder(lambda: ["status", "status.json", "pending", "refresh", "flush"]),
+            STATE: Folder(lambda: list(STATE_NAMES)),
             f"{STATE}/status": text(mounted.status_text),
-            f"{STATE}/status.json": text(lambda: json.dumps(mounted.status(), indent=2, default=str) + "\n"),
+            f"{STATE}/status.json": text(lambda: as_json(mounted.status())),
             f"{STATE}/pending": text(mounted.pending_text),
+            f"{STATE}/recover": File(write=mounted.recover),
+            f"{STATE}/recover.json": text(lambda: as_json(mounted.drafts())),
             f"{STATE}/refresh": File(write=lambda word: mounted.refresh(mounted.storage_path(word))),
             f"{STATE}/flush": File(write=lambda _: mounted.flush()),
         }

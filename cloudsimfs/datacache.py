@@ -22,22 +22,26 @@ import secrets
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from cloudsimfs import growth, rangelog
 from cloudsimfs.content import Content, disk_usage
 from cloudsimfs.errors import MountError, NoSpace
-from cloudsimfs.fetching import FetchPool, Source
-from cloudsimfs.journal import FileRow, Journal
-from cloudsimfs.rangelog import RangeLog, Version
+from cloudsimfs.fetching import FetchPool, Source, disk_failure
+from cloudsimfs.filecopy import copy_file
+from cloudsimfs.journal import Journal
+from cloudsimfs.rangelog import RangeLog, Record, Version
+from cloudsimfs.ranges import RangeSet
 from cloudsimfs.readahead import MOST_AHEAD
+from cloudsimfs.rows import Bytes
 from cloudsimfs.service import Client
 from cloudsimfs.service.model import Entry
 
 LOCAL = "local"
 LOADED = 4096  # contents in memory that nobody uses; the others are found by their logs
 SLACK = 256 << 20  # bytes freed beyond what is needed, so that not every claim has to measure
+RESERVE = 32 << 20  # bytes of the disk left free, or a 32nd of it
 SEAL_BOUND = 5.0  # seconds spent at the end to have the cache on the disk
 
 
@@ -54,9 +58,9 @@ class DataCache:
         self._kept: OrderedDict[str, str] = OrderedDict()  # on disk only: version's key to name; oldest use first
         self._latest: dict[str, Version] = {}  # of each path in _clean
         self._used = 0  # bytes claimed since the last measurement
-        self._data = directory / "data"
+        self.data = directory / "data"
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._data.mkdir(exist_ok=True, mode=0o700)
+        self.data.mkdir(exist_ok=True, mode=0o700)
         self._lock_fd = _lock_directory(directory)
 
     def close(self) -> None:
@@ -108,7 +112,7 @@ class DataCache:
         name = self._kept.pop(key, None)
         if name is None:
             return None
-        backing = self._data / name
+        backing = self.data / name
         path = _log_of(backing, key)
         record = rangelog.load(path)
         if record is None or record.version != entry.version or _size(backing) != entry.size:
@@ -175,34 +179,54 @@ class DataCache:
                 replaced.evict()
             self._insert(entry, content)
 
-    def is_whole(self, row: FileRow) -> bool:
-        """Whether the backing file a row needs is there; zeros in its place must never be read or uploaded."""
-        needed = row.present or row.size > row.remote_end
-        return not needed or (self._data / row.backing).exists()
+    def copy_of(self, content: Content, size: int) -> Content:
+        """The first `size` bytes of a content that nobody writes to meanwhile, for somebody to write to.
 
-    def restore(self, row: FileRow) -> Content:
-        """The content a journal row speaks of. What was written and fetched since the row is in the log."""
-        backing, size, end, log = self._data / row.backing, row.size, row.remote_end, None
-        present: Iterable[tuple[int, int]] = row.present
+        What is still to be fetched is fetched for each of the two. Raises NoSpace.
+        """
+        held = content.describe()
+        if size == 0:
+            return self.empty()
+        self.claim(disk_usage(content.backing))  # at most; shared blocks are counted twice
+        held = replace(held, backing=self._fresh().name)
+        try:
+            copy_file(content.backing, self.data / held.backing, size)
+        except OSError as error:
+            raise disk_failure(error) from error
+        return self._local(held, size)
+
+    def is_whole(self, held: Bytes) -> bool:
+        """Whether the backing file a row needs is there; zeros in its place must never be read or uploaded."""
+        needed = held.present or held.size > held.remote_end
+        return not needed or (self.data / held.backing).exists()
+
+    def file_size(self, held: Bytes) -> int:
+        """Bytes that were written by the daemon that died, whatever its rows say; -1 if the file is gone."""
+        return _size(self.data / held.backing)
+
+    def restore(self, held: Bytes) -> Content:
+        """The content a journal row speaks of. What was fetched and cut off since the row is in the log."""
+        record = rangelog.load(_log_of(self.data / held.backing, LOCAL))
+        if held.source is None or record is None or record.version != held.source.version:
+            return self._local(held, held.size)
+        end, present = min(held.remote_end, record.end), (*held.present, *record.present)
+        return self._local(replace(held, remote_end=end, present=present), held.size, record)
+
+    def _local(self, held: Bytes, size: int, record: Record | None = None) -> Content:
+        """A content with local truth in a backing file that is there. `record`: what its log says."""
+        backing, source, log = self.data / held.backing, None, None
         path = _log_of(backing, LOCAL)
-        record = rangelog.load(path)
-        if row.state == "open" and backing.exists():
-            size = backing.stat().st_size  # the row is as old as the first change
-        if row.source is not None:
-            if record is not None and record.version == row.source.version:
-                end, present = min(end, record.end), [*present, *record.present]
-                log = RangeLog(path, row.source, record)
-            else:
-                log = RangeLog(path, row.source)
-        source = None if row.source is None else Source(self._client, row.source, etag=row.etag)
+        if held.source is not None:
+            source = Source(self._client, held.source, etag=held.etag)
+            log = RangeLog(path, held.source, record)
         content = Content(backing, self, size=size, source=source, log=log)
-        content.restore(size, end, present)
+        content.restore(size, held.remote_end, held.present)
         content.make_local(path)
         return content
 
     def sync(self) -> None:
         """The names of the backing files survive a power loss."""
-        fd = os.open(self._data, os.O_RDONLY | os.O_DIRECTORY)
+        fd = os.open(self.data, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(fd)
         finally:
@@ -210,50 +234,62 @@ class DataCache:
 
     def sweep(self, keep: set[str]) -> None:
         """At start: find what earlier mounts have kept; remove what neither a journal row nor a log speaks of."""
-        with os.scandir(self._data) as found:
+        with os.scandir(self.data) as found:
             times = {file.name: file.stat().st_mtime for file in found}
         logs = sorted((name for name in times if "." in name), key=lambda name: times[name])
         for log in logs:
             name, _, key = log.partition(".")
             wanted = key == LOCAL if name in keep else name in times and key.isalnum() and key != LOCAL
             if not wanted:
-                (self._data / log).unlink(missing_ok=True)
+                (self.data / log).unlink(missing_ok=True)
             elif key != LOCAL:
                 self._kept[key] = name
         known = keep.union(self._kept.values())
         for name in times:
             if name.partition(".")[0] not in known:
-                (self._data / name).unlink(missing_ok=True)
+                (self.data / name).unlink(missing_ok=True)
         self._measure()
 
     def _fresh(self) -> Path:
-        return self._data / secrets.token_hex(12)
+        return self.data / secrets.token_hex(12)
 
     # -- the limit -------------------------------------------------------------------------------------
 
     def claim(self, size: int) -> None:
-        """Room for `size` more bytes, made by eviction if need be. Raises NoSpace."""
+        """Room for `size` more bytes, made by eviction if need be. Raises NoSpace.
+
+        The disk's last bytes are left to the journal: what is there can be uploaded, or removed, whatever happens.
+        """
         with self._lock:
             self._used += size
-            if self._used <= self._limit:
+            if self._used <= self._limit and self._disk_lacks(size) <= 0:
                 return
             self._measure()
-            aim = self._limit - min(SLACK, self._limit // 16)
-            if self._used + size > aim:
-                self._make_room(self._used + size - aim)
+            slack = min(SLACK, self._limit // 16)
+            lacking = max(self._used + size - self._limit, self._disk_lacks(size))
+            if lacking + slack > 0:
+                self._make_room(lacking + slack)
             if self._used + size > self._limit:
                 raise NoSpace(f"the cache is full of data that waits for upload ({self._limit} bytes)")
+            if self._disk_lacks(size) > 0:
+                raise NoSpace("the cache's disk is full")
             self._used += size
 
+    def _disk_lacks(self, size: int) -> int:
+        """Bytes by which the disk is too full to take so many more."""
+        disk = os.statvfs(self.data)
+        reserve = min(RESERVE, disk.f_blocks * disk.f_frsize // 32)
+        return size + reserve - disk.f_bavail * disk.f_frsize
+
     def _measure(self) -> None:
-        self._used = sum(disk_usage(file) for file in self._data.iterdir())
+        self._used = sum(disk_usage(file) for file in self.data.iterdir())
 
     def _make_room(self, wanted: int) -> None:
         """Evict clean contents: those not used since the mount, then by last use, then parts of those in use."""
         enough = self._used - wanted
         while self._used > enough and self._kept:
             key, name = self._kept.popitem(last=False)
-            backing = self._data / name
+            backing = self.data / name
             self._used -= disk_usage(backing)
             _log_of(backing, key).unlink(missing_ok=True)
             backing.unlink(missing_ok=True)
@@ -272,7 +308,7 @@ class DataCache:
     @property
     def room(self) -> int:
         """Bytes that can be written before uploads must make room, as far as the disk has them."""
-        free = os.statvfs(self._data)
+        free = os.statvfs(self.data)
         with self._lock:
             return min(max(0, self._limit - self._used), free.f_bavail * free.f_frsize)
 
@@ -293,7 +329,7 @@ def clear(directory: Path) -> int:
     lock = _lock_directory(directory)
     try:
         journal = Journal(directory / "journal.db")
-        keep = {row.backing for row in journal.files()}
+        keep = {row.bytes.backing for row in journal.files()} | {row.bytes.backing for row in journal.drafts()}
         journal.close()
         freed = 0
         for file in (directory / "data").iterdir():
@@ -303,6 +339,19 @@ def clear(directory: Path) -> int:
         return freed
     finally:
         os.close(lock)
+
+
+def missing_bytes(data: Path, held: Bytes) -> int:
+    """How many bytes of a content with local truth in the folder `data` are only on the service."""
+    if held.source is None:
+        return 0
+    record = rangelog.load(_log_of(data / held.backing, LOCAL))
+    present, end = RangeSet(held.present), min(held.remote_end, held.size)
+    if record is not None and record.version == held.source.version:
+        end = min(end, record.end)
+        for start, stop in record.present:
+            present.add(start, stop)
+    return sum(stop - start for start, stop in present.missing(0, end))
 
 
 def measure(directory: Path) -> tuple[int, int]:

@@ -21,6 +21,7 @@
     |   |-- NoSpace                 ENOSPC
     |   |-- WrongState              EBUSY         a run cannot do that now
     |   `-- TryAgain                EAGAIN        an earlier step is unresolved
+    |       `-- NotFinished         EAGAIN        it is still going on
     `-- ServiceError                EIO           a call to the service failed
         |-- Unreachable             EHOSTUNREACH  no answer could be had: DNS, refused, reset
         |-- TimedOut                ETIMEDOUT     the service did not answer in time
@@ -131,6 +132,10 @@ class WrongState(FsError):
 
 
 class TryAgain(FsError):
+    errno = errno.EAGAIN
+
+
+class NotFinished(TryAgain):
     errno = errno.EAGAIN
 
 

@@ -48,6 +48,7 @@ THREADS = 64  # requests at the same time, of all files
 AHEAD = 32  # of those, requests ahead of readers
 AHEAD_EACH = 16  # of those, for one file
 ATTEMPTS = 4  # requests without a byte until a flight is given up
+BUFFER = 1 << 19  # bytes a thread receives at once, at most
 PAUSE = 0.2  # seconds before the second of them; then twice as long each time
 STALL = 60.0  # seconds a read waits while nothing of its file arrives
 POLL = 0.25  # seconds between looks whether a waiting reader was interrupted
@@ -215,7 +216,7 @@ class Target(Protocol):
     def missing_locked(self, start: int, end: int) -> Iterable[tuple[int, int]]:
         """The parts of `[start, end)` that are to be fetched."""
 
-    def keep_locked(self, position: int, block: bytes) -> bool:
+    def keep(self, position: int, block: bytes | memoryview) -> bool:
         """Keep fetched bytes where nothing is present yet; False if nobody wants them any more."""
 
     def claim(self, size: int) -> None:
@@ -271,12 +272,14 @@ class Fetcher:
 
     def plan_locked(self, start: int, end: int) -> Window:
         """A read of `[start, end)`: what is worth having now."""
-        return self._readahead.plan(start, end, self._target.end_locked())
+        return self._readahead.plan(start, end, self._target.end_locked(), self._pool.share())
 
     def want_locked(self, start: int, end: int, window: Window) -> Waiter | None:
         """Have `[start, end)` fetched, and of the window what may be; None if all of that range is there."""
-        self._launch_missing_locked(start, end, window)
-        if not self._is_missing_locked(start, end):
+        missing = self._is_missing_locked(start, end)
+        if missing or window.fresh:
+            self._launch_missing_locked(start, end, window)
+        if not missing:
             return None
         waiter = Waiter(start, end)
         self._waiters.append(waiter)
@@ -348,7 +351,7 @@ class Fetcher:
         except CloudsimfsError as failure:
             error = failure
         except OSError as failure:
-            error = _local(failure)
+            error = disk_failure(failure)
         finally:
             with self._target.lock:
                 self._land_locked(flight, error)
@@ -383,7 +386,7 @@ class Fetcher:
                     if not fetched.partial and not self._takes_whole(flight):
                         return
                     position = fetched.offset
-                    for block in fetched.blocks():
+                    for block in fetched.blocks(_buffer()):
                         if not self.arrive(flight, position, block):
                             return
                         position += len(block)
@@ -413,10 +416,11 @@ class Fetcher:
         self._target.claim(max(0, flight.end - size))
         return True
 
-    def arrive(self, flight: Flight, position: int, block: bytes) -> bool:
+    def arrive(self, flight: Flight, position: int, block: bytes | memoryview) -> bool:
         """Keep a block and wake who has all its bytes now. False if nobody wants more."""
+        kept = not flight.cancelled and self._target.keep(position, block)
         with self._target.lock:
-            if flight.cancelled or not self._target.keep_locked(position, block):
+            if not kept:
                 flight.cancelled = True
                 return False
             flight.position = end = position + len(block)
@@ -429,12 +433,23 @@ class Fetcher:
             return True
 
 
+def _buffer() -> memoryview:
+    """This thread's own."""
+    if not hasattr(_own, "buffer"):
+        _own.buffer = memoryview(bytearray(BUFFER))
+    found: memoryview = _own.buffer
+    return found
+
+
+_own = threading.local()
+
+
 def _final(error: ServiceError, entry: Entry, *, opened: bool) -> ServiceError:
     """A data connection's failure is EIO for the reader; the API's own failures keep their errno."""
     return ServiceError(f"/{entry.path}: {error}") if opened else error
 
 
-def _local(error: OSError) -> CloudsimfsError:
+def disk_failure(error: OSError) -> CloudsimfsError:
     """A failure of the cache's disk."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return NoSpace(f"the cache's disk is full: {error}")

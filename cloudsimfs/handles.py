@@ -3,21 +3,28 @@
     flush     runs at every close(2) of a descriptor; commits a closed state to the journal; may report an error
     release   runs once, when the last descriptor of an open is gone; starts the upload; reports to nobody
 
-Locks: `Handles.lock` protects the table of handles; a leaf. Bytes change under Inode.lock.
+A closed state that is not known to be on the service is never overwritten: see the journal's text.
+
+Locks: `Handles.lock` protects the table of handles; a leaf. Bytes change under Inode.writing, which is held while a
+closed state is copied, and Inode.lock, in this order.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from cloudsimfs import changes
+from cloudsimfs.content import Content
 from cloudsimfs.datacache import DataCache
-from cloudsimfs.errors import BadHandle, CloudsimfsError, Invalid, Stale
+from cloudsimfs.errors import BadHandle, BudgetSpent, CloudsimfsError, Invalid, NoSpace, Stale
 from cloudsimfs.fetching import Interrupted, never
-from cloudsimfs.inode import Inode, WriteState
+from cloudsimfs.inode import ANYBODY, Inode, WriteState
 from cloudsimfs.syncer import Syncer
 from cloudsimfs.tree import Tree
 from cloudsimfs.writeback import Writeback
@@ -31,12 +38,24 @@ class Handle:
 
 
 class Handles:
-    def __init__(self, tree: Tree, datacache: DataCache, writeback: Writeback, syncer: Syncer) -> None:
+    def __init__(
+        self,
+        tree: Tree,
+        datacache: DataCache,
+        writeback: Writeback,
+        syncer: Syncer,
+        *,
+        fsync_remote: bool,
+        may_preview: Callable[[], bool],
+    ) -> None:
+        """`fsync_remote`: fsync(2) waits for the service. `may_preview` tells whether there are calls to spare."""
         self.lock = threading.Lock()
         self._tree = tree
         self._datacache = datacache
         self._writeback = writeback
         self._syncer = syncer
+        self._fsync_remote = fsync_remote
+        self._may_preview = may_preview
         self._handles: dict[int, Handle] = {}  # guarded by lock
         self._left: dict[int, Inode] = {}  # what a handle has moved on from; reads may still use it; guarded by lock
         self._next = itertools.count(1)
@@ -56,8 +75,8 @@ class Handles:
 
     # -- open --------------------------------------------------------------------------------------------
 
-    def open(self, path: str, flags: int) -> int:
-        """open(2) without O_CREAT. `flags` are the system's O_ flags."""
+    def open(self, path: str, flags: int, *, is_preview: Callable[[], bool] = lambda: False) -> int:
+        """open(2) without O_CREAT. Raises BudgetSpent for a preview that would take calls others need."""
         access = flags & os.O_ACCMODE
         handle = Handle(
             self._tree.open(path, write=access != os.O_RDONLY),
@@ -65,6 +84,10 @@ class Handles:
             writable=access != os.O_RDONLY,
         )
         fh = self._add(handle)
+        content = handle.inode.content
+        if content is not None and not content.is_whole and not self._may_preview() and is_preview():
+            self.release(fh)
+            raise BudgetSpent(f"/{path}: previews leave what the hour has left of API calls to others")
         if flags & os.O_TRUNC and handle.writable:
             self.truncate(fh, 0)
         return fh
@@ -88,26 +111,26 @@ class Handles:
 
     # -- bytes -------------------------------------------------------------------------------------------
 
-    def read(self, fh: int, length: int, offset: int, interrupted: Interrupted = never) -> bytes:
-        """pread(2). `interrupted` is asked while the read waits. Raises Stale, or as `Content.read`."""
+    def read(self, fh: int, buffer: memoryview, offset: int, interrupted: Interrupted = never) -> int:
+        """pread(2). `interrupted` is asked while the read waits. Raises Stale, or as `Content.read_into`."""
         handle = self.get(fh)
         content = handle.inode.content
         if not handle.readable or content is None:
             raise BadHandle(f"handle {fh} is not open for reading")
         try:
-            data = content.read(offset, length, interrupted)
+            count = content.read_into(buffer, offset, interrupted)
         except Stale:
             self._datacache.discard(content)
             if not self._look_again(handle.inode) or not self._follow(fh, handle):
                 raise
-            return self.read(fh, length, offset, interrupted)
+            return self.read(fh, buffer, offset, interrupted)
         except BadHandle:
             if handle.inode.content is content:
                 raise
-            return self.read(fh, length, offset, interrupted)  # truncated to nothing meanwhile, by another handle
-        if len(data) < length and self._follow(fh, handle):
-            return self.read(fh, length, offset, interrupted)
-        return data
+            return self.read(fh, buffer, offset, interrupted)  # truncated to nothing meanwhile, by another handle
+        if count < len(buffer) and self._follow(fh, handle):
+            return self.read(fh, buffer, offset, interrupted)
+        return count
 
     def _look_again(self, inode: Inode) -> bool:
         """The version is gone from the service: have the next one listed, for the next open at least."""
@@ -144,24 +167,15 @@ class Handles:
         return same
 
     def write(self, fh: int, data: bytes, offset: int) -> int:
-        inode = self._writable(fh)
-        with inode.lock:
-            self._change(inode)
-            assert inode.content is not None
-            return inode.content.write(data, offset)
+        with self._changing(fh, offset) as content:
+            return content.write(data, offset)
 
     def truncate(self, fh: int, size: int) -> None:
         """ftruncate(2); `size` in bytes."""
         if size < 0:
             raise Invalid("a file cannot have a negative size")
-        inode = self._writable(fh)
-        with inode.lock:
-            assert inode.content is not None
-            if size == 0 and inode.state in (WriteState.QUEUED, WriteState.UPLOADING):
-                self._start_afresh(inode)
-            else:
-                self._change(inode)
-                inode.content.truncate(size)
+        with self._changing(fh, size, keep=size) as content:
+            content.truncate(size)
 
     def truncate_path(self, path: str, size: int) -> None:
         """truncate(2): an open, a change and a close."""
@@ -184,29 +198,58 @@ class Handles:
             raise BadHandle(f"handle {fh} is not open for writing")
         return handle.inode
 
-    def _change(self, inode: Inode) -> None:
-        """The bytes are about to change. The caller holds the inode's lock."""
+    @contextmanager
+    def _changing(self, fh: int, start: int, keep: int | None = None) -> Iterator[Content]:
+        """Change the bytes from `start` on: the content to do it to, with the inode's lock held.
+
+        Only the first `keep` bytes (None: all) matter to who changes it.
+        """
+        inode = self._writable(fh)
+        with inode.writing:
+            copy = self._copy_to_change(inode, fh, start, keep)
+            with inode.lock:
+                self._change(inode, start, copy)
+                assert inode.content is not None
+                yield inode.content
+
+    def _copy_to_change(self, inode: Inode, fh: int, start: int, keep: int | None) -> Content | None:
+        """A copy of a closed state that would be overwritten; None if nothing is to be kept.
+
+        Made without the inode's lock: nobody changes the bytes meanwhile, but a listing may confirm them.
+        """
+        with inode.lock:
+            content = inode.content
+            assert content is not None
+            if not inode.holds_closed(start) or inode.closed_by in (fh, ANYBODY):
+                return None
+        try:
+            return self._datacache.copy_of(content, content.size if keep is None else min(keep, content.size))
+        except NoSpace:
+            if inode.is_stored:
+                return None  # the service has acknowledged these bytes: better than no room for them here
+            raise
+
+    def _change(self, inode: Inode, start: int, copy: Content | None) -> None:
+        """The bytes from `start` on are about to change. The caller holds the inode's lock."""
+        assert inode.content is not None
+        leaves_closed = inode.holds_closed(start)
+        if leaves_closed and copy is not None:
+            inode.content.release()
+            inode.superseded, inode.content = inode.content, copy
+            copy.acquire()
+        elif copy is not None:
+            copy.drop()
+        if leaves_closed:
+            inode.closed_size = None
         was_clean = inode.state is WriteState.CLEAN
-        if inode.change():
-            assert inode.content is not None
+        if inode.change() or leaves_closed:
             if was_clean:
                 self._datacache.disown(inode.content)
                 self._writeback.add_source(inode.content)
+            inode.since_ns = self._tree.now_ns()
             self._writeback.changed(inode)
         inode.attr.mtime_ns = self._tree.now_ns()
         inode.attr.version = None
-
-    def _start_afresh(self, inode: Inode) -> None:
-        """Truncated to nothing while the last closed state waits for its upload: that state stays whole on disk,
-        and in the journal, until this one is closed. The caller holds the inode's lock."""
-        assert inode.content is not None
-        self._writeback.forget(inode)
-        inode.change()
-        inode.content.release()
-        inode.superseded = inode.content
-        inode.content = self._datacache.empty()
-        inode.content.acquire()
-        inode.attr.mtime_ns = self._tree.now_ns()
 
     # -- flush, fsync, release ---------------------------------------------------------------------------
 
@@ -215,18 +258,23 @@ class Handles:
         handle = self.get(fh)
         if handle.writable:
             with handle.inode.lock:
-                self._writeback.commit(handle.inode)
+                self._writeback.commit(handle.inode, by=fh)
 
-    def fsync(self, fh: int) -> None:
-        """What was written so far survives a power loss when this returns."""
+    def fsync(self, fh: int, interrupted: Interrupted = never) -> None:
+        """What was written so far survives a power loss when this returns; with `fsync_remote` it is stored.
+
+        The kernel calls it after each write of a file that was opened with O_SYNC or O_DSYNC, too.
+        """
         handle = self.get(fh)
         with handle.inode.lock:
             if handle.writable:
-                self._writeback.commit(handle.inode)
+                self._writeback.commit(handle.inode, by=ANYBODY)
             content = handle.inode.content
         if content is not None:
             self._syncer.closed(content)
         self.sync()
+        if self._fsync_remote:
+            self._writeback.store(handle.inode, interrupted)
 
     def sync(self) -> None:
         """All committed so far survives a power loss."""
@@ -239,8 +287,9 @@ class Handles:
         if handle is None:
             raise BadHandle(f"handle {fh}")
         if handle.writable:
-            with handle.inode.lock:
-                self._writeback.commit(handle.inode)  # a mapped page may have been written after the last flush
+            with handle.inode.lock, contextlib.suppress(CloudsimfsError):  # the last close() has said so
+                # a mapped page may have been written after the last flush
+                self._writeback.commit(handle.inode, by=fh)
         self._tree.close(handle.inode, write=handle.writable)
         if left is not None:
             self._tree.close(left, write=False)

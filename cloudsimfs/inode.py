@@ -6,8 +6,9 @@ nobody has open is only an `Entry` in a listing. This module does no I/O.
 Write states, all of them, and the only moves there are (`Inode.move` refuses any other):
 
     CLEAN --change--> DIRTY --close--> QUEUED --start--> UPLOADING --stored--> STORED --confirmed--> CLEAN
-                        ^                ^                  |
-                        |                +----- failed -----+
+                        ^                ^ ^                |                    |
+                        |                | +---- failed ----+                    |
+                        |                +----------- damaged -------------------+
                         +-- change (from QUEUED, UPLOADING, STORED): generation + 1, an upload is called off
 
 Locks: `Inode.lock` protects the inode's mutable fields and may be held over local disk I/O, never over a
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from cloudsimfs.content import Content
 
 BLOCK = 512  # bytes, the unit of st_blocks (stat(2))
+NOBODY, ANYBODY = 0, -1  # besides the number of a handle: who may overwrite a closed state
 
 
 class WriteState(enum.Enum):
@@ -51,6 +53,7 @@ TRANSITIONS: dict[tuple[WriteState, str], WriteState] = {
     (WriteState.UPLOADING, "stored"): WriteState.STORED,
     (WriteState.UPLOADING, "failed"): WriteState.QUEUED,
     (WriteState.STORED, "confirmed"): WriteState.CLEAN,
+    (WriteState.STORED, "damaged"): WriteState.QUEUED,
 }
 
 
@@ -85,8 +88,16 @@ class Inode:
         # What the service had under this path when last seen; None: nothing.
         self.entry = entry  # guarded by lock
         self.content: Content | None = None  # guarded by lock; None until first opened
-        # The last closed content, kept until the next one is committed; guarded by lock.
+        # Held by who changes the bytes, before `lock` and longer: a copy is made before the first of them changes.
+        self.writing = threading.Lock()
+        # How many bytes of `content` are the closed state that the journal speaks of, and must not change; None: it
+        # speaks of `superseded`, or of none; guarded by lock.
+        self.closed_size: int | None = None
+        # Whose close(2) or fsync(2) that was, and who may thus take it back by writing on; guarded by lock.
+        self.closed_by = NOBODY
+        # The closed content while the next state is written into a copy, until that is closed; guarded by lock.
         self.superseded: Content | None = None
+        self.since_ns = 0  # when it was first written to after the last close; guarded by lock
         self.state = WriteState.CLEAN  # guarded by lock
         self.generation = 0  # guarded by lock; counts closed or changing contents
         self.committed = False  # guarded by lock; the journal has the present bytes as a closed state
@@ -97,6 +108,8 @@ class Inode:
         self.uploaded = False  # guarded by lock
         # The store's clock when the last generation was stored, to tell our version from a newer one.
         self.stored_ns: int | None = None  # guarded by lock
+        self.stored_size = -1  # bytes of that generation; guarded by lock
+        self.in_doubt = False  # an upload has begun since whose outcome is not known; guarded by lock
         self.stored_at = math.inf  # monotonic seconds of that, or of the replay; guarded by lock
         # Local-only names (editor droppings, .fuse_hidden*) are never uploaded.
         self.local_only = False  # guarded by Tree.lock
@@ -117,14 +130,19 @@ class Inode:
         self.move("change")
         return first
 
-    def restore(self, row_state: str) -> None:
-        """The state a journal row speaks of, at replay."""
-        self.state = {
-            "open": WriteState.DIRTY,
-            "closed": WriteState.QUEUED,
-            "stored": WriteState.STORED,
-        }[row_state]
-        self.committed = row_state != "open"
+    def restore(self, row_state: str, size: int) -> None:
+        """The closed state a journal row speaks of, at replay."""
+        self.state = {"closed": WriteState.QUEUED, "stored": WriteState.STORED}[row_state]
+        self.committed, self.closed_size = True, size
+
+    def holds_closed(self, start: int) -> bool:
+        """Whether bytes from `start` on belong to the closed state in the journal. The caller holds `lock`."""
+        return self.closed_size is not None and start < self.closed_size
+
+    @property
+    def has_closed(self) -> bool:
+        """Whether the journal has a closed state to go back to. The caller holds `lock`."""
+        return self.closed_size is not None or self.superseded is not None
 
     def is_uploading(self, generation: int) -> bool:
         """Whether this generation's upload is still the one under way. The caller holds `lock`."""

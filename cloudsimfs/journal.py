@@ -1,4 +1,4 @@
-"""The SQLite record of everything that is not yet on the service, and its replay.
+"""The SQLite record of everything that is not yet on the service.
 
 The order of the steps of one write, which makes `close()` a promise (design.md, invariant 1):
 
@@ -11,6 +11,18 @@ The order of the steps of one write, which makes `close()` a promise (design.md,
     7  a listing confirms it: row deleted    (Tree)
     8  the backing file may be evicted
 
+What is written after 2 must not touch the bytes of that row, which is all there is of the closed state until 5:
+
+    appended            the same backing file; the row's size says where the closed state ends
+    anything else       the next generation begins in a copy of its own (`Handles`), and the row keeps the old file
+
+The copy costs nothing where the disk can share blocks (btrfs, XFS), else about a second per GiB, once, and only for a
+file that is rewritten in place before its last state was stored and listed. An undo log of the overwritten ranges
+would be cheaper, but its bytes would have to be on the disk before every write to be right after a power loss.
+fsync(2) is no close: who writes on after it overwrites the synced bytes, as on any disk, and so does who writes on
+through a duplicate of a descriptor that was closed. What was written since the last close is a `draft`: the next
+mount restores the closed state, if there is one, and `recover` deals with the draft.
+
 Threading: one connection under one lock (`Journal.lock`, the last in the order); calls are short local I/O.
 """
 
@@ -21,7 +33,7 @@ import json
 import os
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -29,29 +41,55 @@ from typing import Any
 
 from cloudsimfs.attrs import LocalAttr
 from cloudsimfs.errors import FsError, MountError, NoSpace
+from cloudsimfs.rows import (
+    Bytes,
+    DraftRow,
+    FileRow,
+    GoneRow,
+    pack,
+    pack_bytes,
+    unpack,
+    unpack_bytes,
+    unpack_version,
+)
 from cloudsimfs.service.model import Entry, LaunchRequest
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 SCHEMA = """
-CREATE TABLE IF NOT EXISTS file (          -- one row per file whose bytes are not known to be listed by the service
+CREATE TABLE IF NOT EXISTS file (          -- the last closed state of each file that is not known to be listed
   ino        INTEGER PRIMARY KEY,          -- the inode number, also after a rename
   path       TEXT NOT NULL UNIQUE,         -- where it is now
-  backing    TEXT NOT NULL,                -- name of the backing file in the cache directory
-  size       INTEGER NOT NULL,             -- bytes
   state      TEXT NOT NULL CHECK (state IN (
-               'open',                     -- changed and not closed since: never uploaded after a crash
-               'closed',                   -- a closed state, to be uploaded
+               'closed',                   -- to be uploaded
                'stored')),                 -- uploaded, not yet seen in a listing
   generation INTEGER NOT NULL,
   uploaded   INTEGER NOT NULL,             -- 1: an upload under this path has begun since base was listed
   base       TEXT,                         -- JSON entry under this path before our upload; NULL: none
+  stored_ns  INTEGER,                      -- the store's clock at our last upload; NULL: not known
+  backing    TEXT NOT NULL,                -- name of the backing file in the cache directory
+  size       INTEGER NOT NULL,             -- bytes; what the backing file has beyond is a draft's
   source     TEXT,                         -- JSON entry that absent ranges are fetched from; NULL: all is local
   etag       TEXT,                         -- the source's ETag, if a reply has told it
   remote_end INTEGER NOT NULL,             -- bytes beyond this are local (0 if source is NULL)
-  present    TEXT NOT NULL,                -- JSON list of [start, end) below remote_end that the backing file holds
-  stored_ns  INTEGER                       -- the store's clock at our upload (state 'stored'); NULL: not known
+  present    TEXT NOT NULL                 -- JSON list of [start, end) below remote_end that the backing file holds
 );
+CREATE TABLE IF NOT EXISTS draft (         -- bytes written since the last close; the names as in file
+  ino        INTEGER NOT NULL,
+  path       TEXT NOT NULL,
+  generation INTEGER NOT NULL,
+  uploaded   INTEGER NOT NULL,
+  base       TEXT,
+  since_ns   INTEGER NOT NULL,             -- when it was first written to
+  kept       INTEGER NOT NULL,             -- 1: of a daemon that died, and its name has the closed state again
+  backing    TEXT NOT NULL,                -- the same as the closed state's while bytes were only appended to that
+  size       INTEGER NOT NULL,             -- when the row was made; the backing file has the true one
+  source     TEXT,
+  etag       TEXT,
+  remote_end INTEGER NOT NULL,
+  present    TEXT NOT NULL
+);
+CREATE UNIQUE INDEX IF NOT EXISTS live_draft ON draft (ino) WHERE NOT kept;
 CREATE TABLE IF NOT EXISTS folder (        -- folders made here that the service does not have (it has no mkdir)
   path       TEXT PRIMARY KEY
 );
@@ -79,37 +117,6 @@ CREATE TABLE IF NOT EXISTS attr (          -- attributes the service has no plac
 
 
 @dataclass(frozen=True, slots=True)
-class FileRow:
-    """One row of `file`; see the schema."""
-
-    ino: int
-    path: str
-    backing: str
-    size: int
-    state: str
-    generation: int
-    uploaded: bool
-    base: Entry | None
-    source: Entry | None
-    etag: str | None
-    remote_end: int
-    present: tuple[tuple[int, int], ...]
-    stored_ns: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class GoneRow:
-    """One row of `gone`; see the schema."""
-
-    path: str
-    entry: Entry | None
-    is_dir: bool
-    below: tuple[Entry, ...]
-    after: tuple[int, ...]
-    done: bool
-
-
-@dataclass(frozen=True, slots=True)
 class LaunchRow:
     """One row of `launch`; see the schema."""
 
@@ -118,56 +125,6 @@ class LaunchRow:
     token: str | None
     known: frozenset[int]
     run: int | None
-
-
-def _pack(entry: Entry | None) -> str | None:
-    if entry is None:
-        return None
-    return json.dumps([entry.id, entry.dirname, entry.name, entry.is_dir, entry.size, entry.mtime_ns])
-
-
-def _unpack(text: str | None) -> Entry | None:
-    return None if text is None else Entry(*json.loads(text))
-
-
-def _version(text: str | None) -> tuple[int, int, int] | None:
-    if text is None:
-        return None
-    entry_id, size, mtime_ns = json.loads(text)
-    return entry_id, size, mtime_ns
-
-
-def _file_row(
-    ino: int,
-    path: str,
-    backing: str,
-    size: int,
-    state: str,
-    generation: int,
-    uploaded: int,
-    base: str | None,
-    source: str | None,
-    etag: str | None,
-    remote_end: int,
-    present: str,
-    stored_ns: int | None,
-) -> FileRow:
-    ranges = tuple((start, end) for start, end in json.loads(present))
-    return FileRow(
-        ino=ino,
-        path=path,
-        backing=backing,
-        size=size,
-        state=state,
-        generation=generation,
-        uploaded=bool(uploaded),
-        base=_unpack(base),
-        source=_unpack(source),
-        etag=etag,
-        remote_end=remote_end,
-        present=ranges,
-        stored_ns=stored_ns,
-    )
 
 
 def count_pending(path: Path) -> int:
@@ -179,12 +136,30 @@ def count_pending(path: Path) -> int:
         return 0
 
 
+def read_drafts(path: Path) -> list[DraftRow]:
+    """The drafts in the journal at `path`, which another mount may have open. Raises MountError."""
+    try:
+        with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
+            return _drafts(db)
+    except sqlite3.Error as error:
+        raise MountError(f"{path}: the journal cannot be read: {error}") from None
+
+
+def _drafts(db: sqlite3.Connection) -> list[DraftRow]:
+    return [
+        DraftRow(ino, path, generation, bool(uploaded), unpack(base), since, bool(kept), unpack_bytes(*held))
+        for ino, path, generation, uploaded, base, since, kept, *held in db.execute(
+            "SELECT * FROM draft ORDER BY rowid"
+        )
+    ]
+
+
 class Journal:
     """Open (and create, 0600) the journal at `path`. Raises MountError if it cannot be used."""
 
     def __init__(self, path: Path) -> None:
         self.lock = threading.Lock()  # protects _db
-        self._local = threading.local()  # this thread's open transaction
+        self._local = threading.local()  # this thread's open transaction, and what follows it
         try:
             os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
@@ -215,7 +190,8 @@ class Journal:
             yield
             return
         batch: list[tuple[str, tuple[Any, ...]]] = []
-        self._local.batch = batch
+        afterwards: list[Callable[[], object]] = []
+        self._local.batch, self._local.afterwards = batch, afterwards
         try:
             yield
         finally:
@@ -230,6 +206,15 @@ class Journal:
                 if db.in_transaction:
                     db.execute("ROLLBACK")
                 raise
+        for act in afterwards:
+            act()
+
+    def after_commit(self, act: Callable[[], object]) -> None:
+        """Call `act` when what this thread has saved is committed: what cannot be undone comes last."""
+        if getattr(self._local, "batch", None) is None:
+            act()
+        else:
+            self._local.afterwards.append(act)
 
     @contextmanager
     def _database(self) -> Iterator[sqlite3.Connection]:
@@ -263,36 +248,88 @@ class Journal:
     # -- files ----------------------------------------------------------------------------------------
 
     def save_file(self, row: FileRow) -> None:
+        """A closed state: it takes the place of the last one and of what was written since."""
         with self.transaction():
             # a rename over another unsaved file replaces that one's row
             self._run("DELETE FROM file WHERE path = ? AND ino <> ?", row.path, row.ino)
+            self._run("DELETE FROM draft WHERE ino = ? AND NOT kept", row.ino)
             self._run(
                 "INSERT OR REPLACE INTO file VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?)",
                 row.ino,
                 row.path,
-                row.backing,
-                row.size,
                 row.state,
                 row.generation,
                 row.uploaded,
-                _pack(row.base),
-                _pack(row.source),
-                row.etag,
-                row.remote_end,
-                json.dumps(row.present),
+                pack(row.base),
                 row.stored_ns,
+                *pack_bytes(row.bytes),
+            )
+
+    def save_draft(self, row: DraftRow, *, closed: bool) -> None:
+        """What is being written. `closed`: the file's row stays; else its bytes are no more."""
+        with self.transaction():
+            self._run("DELETE FROM draft WHERE ino = ? AND NOT kept", row.ino)
+            if not closed:
+                self._run("DELETE FROM file WHERE ino = ?", row.ino)
+            self._run(
+                "INSERT INTO draft VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?)",
+                row.ino,
+                row.path,
+                row.generation,
+                row.uploaded,
+                pack(row.base),
+                row.since_ns,
+                row.kept,
+                *pack_bytes(row.bytes),
+            )
+
+    def move_file(self, ino: int, path: str, base: Entry | None, *, uploaded: bool) -> None:
+        """A closed state has a new name, under which it is to be uploaded."""
+        with self.transaction():
+            self._run("DELETE FROM file WHERE path = ? AND ino <> ?", path, ino)
+            self._run(
+                "UPDATE file SET path = ?, state = 'closed', base = ?, uploaded = ?, stored_ns = NULL WHERE ino = ?",
+                path,
+                pack(base),
+                uploaded,
+                ino,
             )
 
     def mark_uploaded(self, ino: int) -> None:
         self._run("UPDATE file SET uploaded = 1 WHERE ino = ?", ino)
 
     def drop_file(self, ino: int) -> None:
-        self._run("DELETE FROM file WHERE ino = ?", ino)
+        """Nothing of the file is only here any more, or shall be."""
+        with self.transaction():
+            self._run("DELETE FROM file WHERE ino = ?", ino)
+            self._run("DELETE FROM draft WHERE ino = ? AND NOT kept", ino)
 
     def files(self) -> list[FileRow]:
         with self.lock:
             rows = self._db.execute("SELECT * FROM file ORDER BY rowid").fetchall()
-        return [_file_row(*row) for row in rows]
+        return [
+            FileRow(ino, path, state, generation, bool(uploaded), unpack(base), stored_ns, unpack_bytes(*held))
+            for ino, path, state, generation, uploaded, base, stored_ns, *held in rows
+        ]
+
+    def drafts(self) -> list[DraftRow]:
+        with self.lock:
+            return _drafts(self._db)
+
+    def keep_draft(self, ino: int, held: Bytes) -> None:
+        """The daemon that wrote it died. `held`: where its bytes are from now on."""
+        self._run(
+            "UPDATE draft SET kept = 1, backing = ?, size = ?, source = ?, etag = ?, remote_end = ?, present = ? "
+            "WHERE ino = ? AND NOT kept",
+            *pack_bytes(held),
+            ino,
+        )
+
+    def drop_draft(self, ino: int) -> None:
+        self._run("DELETE FROM draft WHERE ino = ? AND NOT kept", ino)
+
+    def drop_kept(self, backing: str) -> None:
+        self._run("DELETE FROM draft WHERE backing = ? AND kept", backing)
 
     # -- folders and tombstones -----------------------------------------------------------------------
 
@@ -310,9 +347,9 @@ class Journal:
         self._run(
             "INSERT OR REPLACE INTO gone VALUES (?,?,?,?,?,?)",
             row.path,
-            _pack(row.entry),
+            pack(row.entry),
             row.is_dir,
-            json.dumps([_pack(entry) for entry in row.below]),
+            json.dumps([pack(entry) for entry in row.below]),
             json.dumps(row.after),
             row.done,
         )
@@ -326,9 +363,9 @@ class Journal:
         return [
             GoneRow(
                 path=path,
-                entry=_unpack(entry),
+                entry=unpack(entry),
                 is_dir=bool(is_dir),
-                below=tuple(found for item in json.loads(below) if (found := _unpack(item)) is not None),
+                below=tuple(found for item in json.loads(below) if (found := unpack(item)) is not None),
                 after=tuple(json.loads(after)),
                 done=bool(done),
             )
@@ -390,6 +427,6 @@ class Journal:
         with self.lock:
             rows = self._db.execute("SELECT * FROM attr").fetchall()
         return {
-            path: LocalAttr(ino, perm, uid, gid, mtime_ns, atime_ns, _version(version))
+            path: LocalAttr(ino, perm, uid, gid, mtime_ns, atime_ns, unpack_version(version))
             for path, ino, perm, uid, gid, mtime_ns, atime_ns, version in rows
         }

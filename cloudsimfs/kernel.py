@@ -31,9 +31,29 @@ ASYNC_DIO = 1 << 15  # fuse_common.h: with it, who waits for an O_DIRECT read ca
 BLOCK_SIZE = 1 << 20  # bytes; what programs like `cp` read at a time
 
 
+def stay_attached() -> None:
+    """Keep this thread of libfuse's known to Python from the first callback on.
+
+    Else Python makes a thread state, with memory of its own from the kernel, for each callback anew: that costs as
+    much as a whole read. Before libfuse 3.12 threads come and go, and each would leave its state behind.
+    """
+    if not hasattr(_thread, "attached"):
+        _thread.attached = True
+        if library_version() >= (3, 12):
+            ctypes.pythonapi.PyGILState_Ensure()
+
+
+_thread = threading.local()
+
+
 def interrupted() -> bool:
     """Whether the caller of this thread's callback was sent a signal and waits no longer (fuse.h)."""
     return bool(_ask_interrupted())
+
+
+def caller() -> int:
+    """The thread whose system call this thread's callback answers; 0 if it cannot be seen from here."""
+    return int(binding.fuse_get_context()[2])
 
 
 _ask_interrupted: Callable[[], int] = getattr(getattr(binding, "_libfuse", None), "fuse_interrupted", lambda: 0)
@@ -110,7 +130,13 @@ def _fill(status: Any, attr: Attr) -> None:
 
 
 class _Fuse(binding.FUSE):  # type: ignore[misc]  # the fallback binding has no types
-    """The binding with three of its holes mended: rename's flags, truncate's handle, readdirplus (libfuse 3)."""
+    """The binding with four of its holes mended: reads without copies, and of libfuse 3 rename's flags, truncate's
+    handle and readdirplus.
+    """
+
+    def read(self, path: bytes, buffer: Any, size: int, offset: int, fip: Any) -> int:
+        memory = (ctypes.c_char * size).from_address(ctypes.addressof(buffer.contents))
+        return int(self.operations.read(self._text(path), memoryview(memory).cast("B"), offset, fip.contents))
 
     def readdir_fuse_3(self, path: bytes, buffer: Any, filler: Any, offset: int, fip: Any, flags: int) -> int:
         """With readdirplus the kernel gets the attributes along with the names, and need not ask for them.

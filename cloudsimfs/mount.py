@@ -7,7 +7,6 @@ import os
 import resource
 import signal
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 from cloudsimfs import __version__, paths
 from cloudsimfs.clock import Clock, SystemClock
 from cloudsimfs.config import KERNEL_SHARE, Config, cache_limit
+from cloudsimfs.conflicts import Conflicts
 from cloudsimfs.control import Control
 from cloudsimfs.daemon import on_signal
 from cloudsimfs.datacache import DataCache
@@ -24,10 +24,10 @@ from cloudsimfs.errors import (
     KeyRefused,
     MountError,
     NotDirectory,
+    NotFinished,
     NotFound,
     ServerFault,
     TimedOut,
-    TryAgain,
     Unreachable,
     VersionNotEnabled,
 )
@@ -36,7 +36,10 @@ from cloudsimfs.journal import Journal
 from cloudsimfs.kernel import library_version, serve
 from cloudsimfs.listings import ListingStore
 from cloudsimfs.operations import Operations
+from cloudsimfs.previews import is_spare
+from cloudsimfs.recovery import Recovery
 from cloudsimfs.replay import replay
+from cloudsimfs.report import Report
 from cloudsimfs.runsetup import runs_of_account
 from cloudsimfs.service import Client, connect
 from cloudsimfs.simulations import run_paths
@@ -71,6 +74,16 @@ class Mount:
             stop=self._stop,
         )
         self._files = _Files(config, self.client, self._clock, on_change=self._changed)
+        self._report = Report(
+            config,
+            mountpoint,
+            self.client,
+            writeback=self._files.writeback,
+            datacache=self._files.datacache,
+            handles=self._files.handles,
+            recovery=self._files.recovery,
+            conflicts=self._files.conflicts,
+        )
         self._control = Control(
             runs_of_account(
                 self.client,
@@ -106,6 +119,8 @@ class Mount:
         try:
             serve(self._operations, str(self._mountpoint), options=_fuse_options(self._config))
         except RuntimeError as error:
+            if self._stop.is_set():
+                return  # it was served and ended in order; a signal gives libfuse a status of its own
             raise MountError(f"{self._mountpoint}: libfuse could not mount (status {error})") from error
 
     def _check_service(self) -> None:
@@ -209,59 +224,27 @@ class Mount:
         for path in changed:
             self._operations.kernel_cache.invalidate(path)
 
+    def drafts(self) -> list[dict[str, object]]:
+        return [asdict(draft) for draft in self._files.recovery.drafts()]
+
+    def recover(self, command: str) -> None:
+        self._files.recovery.command(command, bound=FLUSH_BOUND)
+
     def flush(self) -> None:
         """Wait until all is stored. Raises TimedOut when it takes longer than one write may: write again."""
         try:
             self._files.writeback.drain(timeout=FLUSH_BOUND)
-        except TryAgain as error:
-            if any(job.error for job in self._files.writeback.pending()):
-                raise
+        except NotFinished as error:
             raise TimedOut(str(error)) from error
 
     def status(self) -> dict[str, object]:
-        pending = [
-            {"kind": job.kind, "path": job.path, "size": job.size, "sent": job.sent, "error": job.error}
-            for job in self._files.writeback.pending()
-        ]
-        used, limit = self._files.datacache.usage
-        return {
-            "version": __version__,
-            "pid": os.getpid(),
-            "url": self._config.url,
-            "mountpoint": str(self._mountpoint),
-            "pending": pending,
-            "half_written": self._files.tree.half_written(),
-            "cache": {"directory": str(self._config.cache_dir), "used": used, "limit": limit},
-            "open_files": self._files.handles.count,
-            "budget": asdict(self.client.budget.snapshot()),
-        }
+        return self._report.status()
 
     def status_text(self) -> str:
-        budget = self.client.budget.snapshot()
-        used, limit = self._files.datacache.usage
-        pending = self._files.writeback.pending()
-        left = "unlimited" if budget.remaining is None else f"{budget.remaining} of {budget.limit}"
-        lines = [
-            f"service   {self._config.url}",
-            f"pending   {len(pending)} operations",
-            f"cache     {used >> 20} of {limit >> 20} MiB in {self._config.cache_dir}",
-            f"calls     {budget.used} used this hour, {left} left",
-        ]
-        if budget.waiting:
-            turns = time.strftime("%H:%M", time.localtime(budget.resets_at))
-            lines.append(f"waiting   {budget.waiting} calls, for the hour to turn at {turns}")
-        lines += [
-            f"kept      /{path}: was open for writing when the daemon died; `: >> {path}` uploads it as it is"
-            for path in self._files.tree.half_written()[:10]
-        ]
-        lines += [f"waiting   /{job.path}: {job.error}" for job in pending if job.error][:10]
-        return "".join(f"{line}\n" for line in lines)
+        return self._report.status_text()
 
     def pending_text(self) -> str:
-        return "".join(
-            f"{job.kind} {job.sent} {job.size} /{job.path}{f'  ({job.error})' if job.error else ''}\n"
-            for job in self._files.writeback.pending()
-        )
+        return self._report.pending_text()
 
 
 class _Files:
@@ -295,9 +278,19 @@ class _Files:
             on_deleted=lambda gone: self.tree.deleted(gone),
             find_entry=lambda path, since: self.tree.find_entry(path, since),
             may_delete_folder=lambda gone, since: self.tree.only_holds(gone, since),
+            evade_conflict=lambda inode: self.conflicts.evade(inode),
         )
         self.tree = Tree(self.dcache, self.datacache, self.writeback, self.journal, owner=_owner(config), clock=clock)
-        self.handles = Handles(self.tree, self.datacache, self.writeback, self.syncer)
+        self.conflicts = Conflicts(self.tree, on_conflict=on_change)
+        self.handles = Handles(
+            self.tree,
+            self.datacache,
+            self.writeback,
+            self.syncer,
+            fsync_remote=config.fsync == "remote",
+            may_preview=lambda: is_spare(client.budget.snapshot()),
+        )
+        self.recovery = Recovery(self.tree, self.handles)
 
 
 def _owner(config: Config) -> Owner:

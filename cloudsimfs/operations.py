@@ -22,7 +22,16 @@ from cloudsimfs.control import FIRST_HANDLE, Control, is_control
 from cloudsimfs.errors import CloudsimfsError, Invalid, NotPermitted, NotSupported
 from cloudsimfs.handles import Handles
 from cloudsimfs.inode import BLOCK, Attr
-from cloudsimfs.kernel import BLOCK_SIZE, Callbacks, KernelCache, configure, interrupted
+from cloudsimfs.kernel import (
+    BLOCK_SIZE,
+    Callbacks,
+    KernelCache,
+    caller,
+    configure,
+    interrupted,
+    stay_attached,
+)
+from cloudsimfs.previews import is_preview
 from cloudsimfs.rename import rename
 from cloudsimfs.tree import Owner, Tree
 
@@ -43,6 +52,7 @@ def callback(function: Callable[..., T]) -> Callable[..., T]:
 
     @functools.wraps(function)
     def translated(self: Operations, *args: Any) -> T:
+        stay_attached()
         try:
             return function(self, *args)
         except CloudsimfsError as error:
@@ -254,7 +264,7 @@ class Operations(Callbacks):  # type: ignore[misc]  # the fallback binding has n
             fi.fh = self._control.open(path, fi.flags)
             fi.direct_io = 1  # its size may change without the kernel's knowledge
         else:
-            fi.fh = self._handles.open(path, fi.flags)
+            fi.fh = self._handles.open(path, fi.flags, is_preview=lambda: is_preview(fi.flags, caller()))
             # the kernel has one page cache per path: an older version's pages must not get into this handle
             fi.direct_io = int(self._handles.is_mixed(fi.fh))
             fi.keep_cache = int(self._pages_hold(path, self._handles.identity(fi.fh)))
@@ -277,10 +287,13 @@ class Operations(Callbacks):  # type: ignore[misc]  # the fallback binding has n
         return identity is not None and identity == before
 
     @callback
-    def read(self, _path: str, size: int, offset: int, fi: Any) -> bytes:
+    def read(self, _path: str, buffer: memoryview, offset: int, fi: Any) -> int:
+        """Into `buffer`, which is libfuse's own; how many bytes."""
         if fi.fh < FIRST_HANDLE:
-            return self._handles.read(fi.fh, size, offset, interrupted)
-        return self._control.read(fi.fh, size, offset)
+            return self._handles.read(fi.fh, buffer, offset, interrupted)
+        data = self._control.read(fi.fh, len(buffer), offset)
+        buffer[: len(data)] = data
+        return len(data)
 
     @callback
     def write(self, _path: str, data: bytes, offset: int, fi: Any) -> int:
@@ -316,7 +329,7 @@ class Operations(Callbacks):  # type: ignore[misc]  # the fallback binding has n
     @callback
     def fsync(self, _path: str, _datasync: int, fi: Any) -> int:
         if fi.fh < FIRST_HANDLE:
-            self._handles.fsync(fi.fh)
+            self._handles.fsync(fi.fh, interrupted)
         return 0
 
     @callback

@@ -112,8 +112,10 @@ class Overlay:
         names: Mapping[str, Entry],
         asked_at: float,
         retire: Callable[[Item, Entry | None], None],
+        resend: Callable[[Inode, Entry], None],
     ) -> None:
-        """A listing has come: hand every item it settles to `retire`, with what is listed instead.
+        """A listing has come: hand every item it settles to `retire`, with what is listed instead, and to `resend`
+        every file of which the service has not what it was sent.
 
         `asked_at` is monotonic seconds, as are `Gone.done_at` and `Inode.stored_at`.
         """
@@ -125,11 +127,15 @@ class Overlay:
                 if gone_is_settled(item, entry, asked_at):
                     retire(item, entry)
             elif item.is_dir:
-                item.entry = entry if entry is not None and entry.is_dir else None
-                if item.entry is not None and not self.inside(item.path):
+                listed = entry if entry is not None and entry.is_dir else None
+                if listed is not None or (item.entry is not None and item.entry.id):
+                    item.entry = listed  # else it may be real since a moment ago, and be listed later
+                if listed is not None and not self.inside(item.path):
                     retire(item, entry)  # a folder made here has become real, and holds what it held
             elif inode_is_settled(item, entry, asked_at):
                 retire(item, entry)
+            elif entry is not None and inode_is_damaged(item, entry, asked_at):
+                resend(item, entry)
 
 
 def unknown_folder(path: str) -> Entry:
@@ -168,6 +174,33 @@ def inode_is_settled(inode: Inode, entry: Entry | None, asked_at: float) -> bool
             return is_ours(inode, entry) and (entry.mtime_ns or 0) > (inode.stored_ns or 0) - SECOND_NS
         # another size: either an older state shown late, or somebody wrote after us
         return entry.size == inode.size or is_newer(inode, entry)
+
+
+def inode_is_damaged(inode: Inode, entry: Entry, asked_at: float) -> bool:
+    """Whether a listing shows our upload, by its time, with another size, too late to be an older state."""
+    with inode.lock:
+        if inode.state is not WriteState.STORED or inode.writers or entry.is_dir or entry.size == inode.size:
+            return False
+        if inode.stored_ns is None or entry.mtime_ns is None:
+            return False
+        ours = abs(entry.mtime_ns - inode.stored_ns) <= CLOCK_SLACK_NS
+        return ours and asked_at > inode.stored_at + LATE_UPLOADS
+
+
+def is_foreign(inode: Inode, entry: Entry) -> bool:
+    """Whether a file listed under the inode's name is surely another than `inode.entry`, and none of our uploads.
+
+    The caller holds the inode's lock.
+    """
+    base = inode.entry
+    if entry.is_dir or entry.mtime_ns is None:
+        return False
+    if base is not None and (base.mtime_ns is None or entry.mtime_ns <= base.mtime_ns):
+        return False  # the same, or an older one shown late
+    if not inode.uploaded:
+        return True
+    # ours may be listed by now, also one whose answer was lost
+    return not inode.in_doubt and entry.size != inode.stored_size and is_newer(inode, entry)
 
 
 def is_newer(inode: Inode, entry: Entry) -> bool:

@@ -99,8 +99,8 @@ def names() -> list[str]:
     return sorted(tables) if isinstance(tables, dict) else []
 
 
-def set_url(name: str, url: str) -> None:
-    """Make `url` the address of the profile `name`, leaving all else in the file as it stands."""
+def with_url(name: str, url: str) -> str:
+    """The file's text with `url` as the address of the profile `name`, all else as it stands. Raises ConfigError."""
     file = config_file()
     _content()  # do not touch a file that cannot be read
     try:
@@ -119,7 +119,22 @@ def set_url(name: str, url: str) -> None:
             lines[old[0]] = line
         else:
             lines.insert(start, line)
-    write_private(file, "\n".join(lines) + "\n")
+    text = "\n".join(lines) + "\n"
+    if not _says(text, name, url):
+        raise ConfigError(f"{file}: the profile is not written as [profiles.{name}]; put {line} into it yourself")
+    return text
+
+
+def write(text: str) -> None:
+    write_private(config_file(), text)
+
+
+def _says(text: str, name: str, url: str) -> bool:
+    """Whether the file is still one, and says what was meant: TOML has more ways to write a table than one."""
+    try:
+        return bool(tomllib.loads(text)["profiles"][name]["url"] == url)
+    except (tomllib.TOMLDecodeError, KeyError, TypeError):
+        return False
 
 
 def _content() -> dict[str, Any]:

@@ -23,7 +23,7 @@ def rename(tree: Tree, old: str, new: str, *, replace_target: bool = True) -> No
         raise WrongState("the root of the mount cannot be renamed")
     paths.check_new_name(new)
     source = tree.lookup(old)
-    target = _lookup_or_none(tree, new)
+    target = lookup_or_none(tree, new)
     if target is not None and not replace_target:
         raise Exists(f"/{new}")
     if old == new:
@@ -55,7 +55,7 @@ def _awaited(inode: Inode) -> set[Inode]:
     return {inode} if hidden or not inode.local_only else set()
 
 
-def _lookup_or_none(tree: Tree, path: str) -> Node | None:
+def lookup_or_none(tree: Tree, path: str) -> Node | None:
     try:
         return tree.lookup(path)
     except NotFound:
@@ -78,7 +78,7 @@ def _move_file(tree: Tree, inode: Inode, new: str, target: Node | None) -> Gone 
     The caller holds the lock and is in a transaction.
     """
     old = inode.path
-    base, uploaded = _replace_target(tree, new, target)
+    base, uploaded = replace_target(tree, new, target)
     tree.overlay.pop(old)
     with inode.lock:
         gone = tree.tombstone(inode)
@@ -91,14 +91,14 @@ def _move_file(tree: Tree, inode: Inode, new: str, target: Node | None) -> Gone 
         was_open_dirty = inode.state is WriteState.DIRTY
         if not was_open_dirty:
             inode.change()
-        inode.path, inode.entry, inode.uploaded = new, base, uploaded
+        inode.path, inode.entry, inode.uploaded, inode.stored_ns = new, base, uploaded, None
         inode.local_only = is_local_name(paths.name(new))
         tree.overlay.put(new, inode)
         tree.touch(paths.parent(new))
         tree.forget_attr(old)
         tree.keep_attr(new, inode.attr)
         if was_open_dirty:
-            tree.journal.save_file(tree.writeback.row(inode, "closed" if inode.committed else "open"))
+            tree.writeback.moved(inode)
         else:
             tree.writeback.commit(inode)
             inode.move("close")
@@ -108,7 +108,7 @@ def _move_file(tree: Tree, inode: Inode, new: str, target: Node | None) -> Gone 
     return gone
 
 
-def _replace_target(tree: Tree, new: str, target: Node | None) -> tuple[Entry | None, bool]:
+def replace_target(tree: Tree, new: str, target: Node | None) -> tuple[Entry | None, bool]:
     """Take what has the new name away. Returns what is known to be stored there, and whether more may be."""
     replaced = tree.overlay.get(new)
     if isinstance(replaced, Inode):
@@ -126,7 +126,8 @@ def _rename_folder(tree: Tree, old: str, new: str, source: Node) -> None:
     above = tree.listing(paths.parent(old))
     with tree.lock, tree.journal.transaction():
         inodes = [tree.inode_of(path, node) for path, node in files]  # may raise: before anything is changed
-        tree.claim_name(new, folder=True)
+        for path, _ in folders:
+            tree.claim_name(paths.rebase(path, old, new), folder=True)
         entry = listed_folder(old, source, above)
         gone = Gone(old, entry, is_dir=True)
         gone.since = tree.monotonic()

@@ -1,5 +1,9 @@
 """Replay of the journal: overlay and queue as they were when the last mount ended, however it ended.
 
+A file that was being written when the daemon died is what its last closed state says, if the journal has one, and
+the draft is kept beside the namespace (`recovery`). If it has none, the draft is all there is under the name: it is
+shown there, and not uploaded before somebody closes it or says so.
+
 Runs once, before the first kernel request and before any thread: it takes no locks.
 """
 
@@ -10,9 +14,10 @@ from dataclasses import replace
 
 from cloudsimfs import paths
 from cloudsimfs.attrs import LocalAttr
-from cloudsimfs.inode import Gone, Inode
-from cloudsimfs.journal import FileRow, GoneRow
+from cloudsimfs.errors import NoSpace
+from cloudsimfs.inode import Gone, Inode, WriteState
 from cloudsimfs.overlay import HIDDEN_PREFIX, is_local_name, unknown_folder
+from cloudsimfs.rows import DraftRow, FileRow, GoneRow
 from cloudsimfs.tree import Tree
 
 log = logging.getLogger(__name__)
@@ -24,42 +29,88 @@ def replay(tree: Tree) -> None:
         tree.overlay.put(path, Inode(path, is_dir=True, entry=unknown_folder(path), attr=attr))
     inodes: dict[int, Inode] = {}
     lost: set[int] = set()
+    drafts = {row.ino: row for row in tree.journal.drafts() if not row.kept}
     for row in tree.journal.files():
-        if paths.name(row.path).startswith(HIDDEN_PREFIX):
-            tree.journal.drop_file(row.ino)  # was unlinked; its last handle died with the daemon
-        elif not tree.datacache.is_whole(row):
+        if not tree.datacache.is_whole(row.bytes):
             log.error("/%s: its bytes are gone from the cache directory; back to what the service has", row.path)
-            tree.journal.drop_file(row.ino)
             tree.dcache.invalidate(paths.parent(row.path))
             lost.add(row.ino)
-        else:
+        elif not paths.name(row.path).startswith(HIDDEN_PREFIX):
             inodes[row.ino] = _replay_file(tree, row)
+            if row.ino in drafts:
+                _keep_draft(tree, inodes[row.ino], drafts.pop(row.ino))
+            continue
+        tree.journal.drop_file(row.ino)  # lost, or unlinked while open: its last handle died with the daemon
+        drafts.pop(row.ino, None)
+    for draft in drafts.values():
+        if paths.name(draft.path).startswith(HIDDEN_PREFIX) or not tree.datacache.is_whole(draft.bytes):
+            tree.journal.drop_file(draft.ino)
+        else:
+            inodes[draft.ino] = _replay_draft(tree, draft)
     for gone in tree.journal.gone():
         if lost.intersection(gone.after):
             tree.journal.drop_gone(gone.path)  # what was renamed is lost: its old name has the only copy
         else:
             _replay_gone(tree, gone, inodes)
-    tree.datacache.sweep({inode.content.backing.name for inode in inodes.values() if inode.content is not None})
+    kept = {row.bytes.backing for row in tree.journal.drafts()}
+    tree.datacache.sweep(
+        kept | {inode.content.backing.name for inode in inodes.values() if inode.content is not None}
+    )
 
 
 def _replay_file(tree: Tree, row: FileRow) -> Inode:
-    attr = replace(tree.attrs.get(row.path) or LocalAttr(), ino=row.ino)
-    inode = Inode(row.path, is_dir=False, entry=row.base, attr=attr)
-    inode.content = tree.datacache.restore(row)
-    inode.generation, inode.stored_ns, inode.uploaded = row.generation, row.stored_ns, row.uploaded
-    inode.local_only = is_local_name(paths.name(row.path))
-    inode.restore(row.state)
+    inode = _replay_inode(tree, row)
+    inode.content = tree.datacache.restore(row.bytes)
+    inode.stored_ns = row.stored_ns
+    inode.in_doubt = row.uploaded and row.state == "closed"
+    inode.restore(row.state, row.bytes.size)
     inode.stored_at = tree.monotonic()
-    tree.attrs.put(row.path, attr)
-    tree.overlay.put(row.path, inode)
     tree.writeback.add_source(inode.content)
     if row.state == "closed":
         tree.writeback.enqueue(inode)
-    elif row.state == "stored":
+    else:
         tree.writeback.service_cache_is_stale()  # the mount may have died before it told the service
-    elif row.state == "open":
-        log.warning("/%s was open for writing when the mount ended: kept here, not uploaded", row.path)
     return inode
+
+
+def _replay_draft(tree: Tree, row: DraftRow) -> Inode:
+    inode = _replay_inode(tree, row)
+    size = max(0, tree.datacache.file_size(row.bytes))  # the row is as old as the first change
+    inode.content = tree.datacache.restore(replace(row.bytes, size=size))
+    inode.since_ns = row.since_ns
+    inode.state = WriteState.DIRTY
+    tree.writeback.add_source(inode.content)
+    log.warning("/%s was open for writing when the mount ended: kept here, not uploaded", row.path)
+    return inode
+
+
+def _replay_inode(tree: Tree, row: FileRow | DraftRow) -> Inode:
+    attr = replace(tree.attrs.get(row.path) or LocalAttr(), ino=row.ino)
+    inode = Inode(row.path, is_dir=False, entry=row.base, attr=attr)
+    inode.generation, inode.uploaded = row.generation, row.uploaded
+    inode.local_only = is_local_name(paths.name(row.path))
+    tree.attrs.put(row.path, attr)
+    tree.overlay.put(row.path, inode)
+    return inode
+
+
+def _keep_draft(tree: Tree, closed: Inode, row: DraftRow) -> None:
+    """What was written after a closed state: with a backing file of its own it no longer belongs to the name."""
+    assert closed.content is not None
+    size, held = tree.datacache.file_size(row.bytes), row.bytes
+    appended = held.backing == closed.content.backing.name
+    if size <= (closed.content.size if appended else 0):
+        tree.journal.drop_draft(row.ino)  # nothing was written yet, or it is gone
+        return
+    if appended:
+        try:
+            held = tree.datacache.copy_of(closed.content, size).describe()
+        except NoSpace as error:
+            log.error("/%s: what was appended when the mount ended cannot be kept: %s", row.path, error)
+            tree.journal.drop_draft(row.ino)
+            return
+    tree.journal.keep_draft(row.ino, replace(held, size=size))
+    log.warning("/%s was being written when the mount ended: its last closed state is back", row.path)
 
 
 def _replay_gone(tree: Tree, row: GoneRow, inodes: dict[int, Inode]) -> None:
@@ -74,5 +125,7 @@ def _replay_gone(tree: Tree, row: GoneRow, inodes: dict[int, Inode]) -> None:
     if made_anew is None:
         tree.overlay.put(gone.path, gone)
     if not gone.done:
+        if gone.entry is None or not all(entry.id for entry in (gone.entry, *gone.below)):
+            tree.writeback.service_cache_is_stale()  # what is to be found by listing may have been stored lately
         waits = [inodes[ino] for ino in row.after if ino in inodes]
         tree.writeback.delete(gone, after=[inode for inode in waits if not inode.is_stored])

@@ -8,7 +8,6 @@ Threading: called by FUSE callbacks on many threads; `_lock` protects the last e
 
 from __future__ import annotations
 
-import json
 import re
 import threading
 import time
@@ -25,7 +24,7 @@ from cloudsimfs.runs import Runs
 from cloudsimfs.runstore import RunStore
 from cloudsimfs.service import Budget, Simulation
 from cloudsimfs.service.redact import redact
-from cloudsimfs.virtual import File, Folder, Followed, Link, Node, text
+from cloudsimfs.virtual import File, Folder, Followed, Link, Node, as_json, text
 
 SIMULATIONS = ".simulations"
 README = """\
@@ -93,7 +92,7 @@ class Simulations:
             "options": Folder(lambda: list(NAMES)),
             **{f"options/{name}": self._option(name) for name in NAMES},
             "runs": text(lambda: "".join(map(_row, self._newest_first()))),
-            "runs.json": text(lambda: _json(list(map(_info, self._newest_first())))),
+            "runs.json": text(lambda: as_json(list(map(_info, self._newest_first())))),
             "error": text(lambda: self._error),
             "budget": text(self._budget_text),
         }
@@ -231,7 +230,7 @@ class Simulations:
                 live=Followed(run.id, log=False),
                 known=lambda: status((runs.known() or {}).get(run.id)),
             ),
-            "info.json": text(lambda: _json(_info(runs.get(run.id)))),
+            "info.json": text(lambda: as_json(_info(runs.get(run.id)))),
             "log": File(
                 lambda: runs.log(run.id), live=Followed(run.id, log=True), known=lambda: runs.known_log(run.id)
             ),
@@ -292,7 +291,3 @@ def _row(run: Simulation) -> str:
 def _one_line(value: str) -> str:
     """Nothing that would end the line, or that a terminal would obey."""
     return "".join(each if each.isprintable() else "?" for each in value)
-
-
-def _json(value: object) -> str:
-    return json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n"

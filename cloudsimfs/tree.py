@@ -21,7 +21,7 @@ from cloudsimfs.clock import Clock
 from cloudsimfs.content import Content
 from cloudsimfs.datacache import DataCache
 from cloudsimfs.dcache import DCache, Listing
-from cloudsimfs.errors import IsDirectory, NotDirectory, NotFound, ServiceError
+from cloudsimfs.errors import IsDirectory, NotDirectory, NotFound, ServiceError, WrongState
 from cloudsimfs.inode import Attr, Gone, Inode, WriteState
 from cloudsimfs.journal import Journal
 from cloudsimfs.overlay import HIDDEN_PREFIX, Item, Overlay, is_ours, unknown_folder
@@ -119,7 +119,7 @@ class Tree:
         with self.lock:
             if self._seen.get(directory) != listing.asked_at:
                 self._seen[directory] = listing.asked_at
-                self.overlay.reconcile(directory, listing.names, listing.asked_at, self._retire)
+                self.overlay.reconcile(directory, listing.names, listing.asked_at, self._retire, self._resend)
         return listing
 
     def readdir(self, path: str, *, hidden: bool = False) -> list[tuple[str, Attr]]:
@@ -156,6 +156,13 @@ class Tree:
             if item.opens and item.state is WriteState.CLEAN and same:
                 self.overlay.put(item.path, item)  # still open: new opens share it
 
+    def _resend(self, inode: Inode, entry: Entry) -> None:
+        """The service has lost bytes of what it acknowledged: they are still here. The caller holds the lock."""
+        log.warning("/%s: the service lists %d bytes of %d; stored again", inode.path, entry.size, inode.size)
+        with inode.lock:
+            inode.move("damaged")
+            self.writeback.enqueue(inode)
+
     def _confirm(self, inode: Inode, entry: Entry | None) -> None:
         """The service lists what we stored, or what others did after us; None: they removed it.
 
@@ -170,13 +177,13 @@ class Tree:
             inode.unlinked = True
             self._drop_content(inode)
         inode.move("confirmed")
-        inode.entry, inode.uploaded = entry, False
+        inode.entry, inode.uploaded, inode.closed_size = entry, False, None
 
     def _drop_content(self, inode: Inode) -> None:
         if inode.opens == 0:
             for content in (inode.content, inode.superseded):
                 if content is not None:
-                    content.drop()
+                    self.journal.after_commit(content.drop)
 
     # -- attributes --------------------------------------------------------------------------------------
 
@@ -278,11 +285,7 @@ class Tree:
             inode.opens -= 1
             inode.writers -= write
             if write and inode.writers == 0:
-                with inode.lock:
-                    if inode.state is WriteState.DIRTY and not inode.unlinked:
-                        self.writeback.commit(inode)
-                        inode.move("close")
-                        self.writeback.enqueue(inode)
+                self.writeback.close(inode)
             if inode.opens == 0:
                 with inode.lock:
                     if inode.pinned and inode.content is not None:
@@ -293,11 +296,21 @@ class Tree:
                     elif not inode.has_local_truth and self.overlay.get(inode.path) is inode:
                         self.overlay.pop(inode.path)
 
-    def half_written(self) -> list[str]:
+    def half_written(self) -> list[Inode]:
         """Files that were open for writing when the last daemon died: kept, and not uploaded."""
         with self.lock:
-            dirty = [node for node in self.overlay.inodes() if node.state is WriteState.DIRTY]
-            return sorted(inode.path for inode in dirty if not inode.opens and not inode.is_dir)
+            dirty = [node for node in self.overlay.inodes() if node.state is WriteState.DIRTY and not node.opens]
+            return sorted(dirty, key=lambda inode: inode.path)
+
+    def give_up(self, inode: Inode) -> None:
+        """What was written here and never closed goes; its name has what the service has."""
+        with self.lock, self.journal.transaction():
+            if inode.opens:
+                raise WrongState(f"/{inode.path} is open")
+            self.overlay.pop(inode.path)
+            self.detach(inode)
+            self.forget_attr(inode.path)
+        self.dcache.invalidate(paths.parent(inode.path))
 
     def is_superseded(self, inode: Inode) -> bool:
         """Whether a listing has shown another version under the path of a file that is open for reading."""
@@ -402,6 +415,21 @@ class Tree:
         self.overlay.put(path, Inode(path, is_dir=True, entry=unknown_folder(path), attr=attr))
         self.journal.save_folder(path)
 
+    def move_aside(self, inode: Inode, path: str) -> None:
+        """Its name has another file now: a closed, waiting inode goes on under a free one. Both locks are held."""
+        old = inode.path
+        self.writeback.forget(inode)
+        if self.overlay.get(old) is inode:
+            self.overlay.pop(old)
+        inode.attr = replace(inode.attr, mtime_ns=self.attr(old, inode).mtime_ns, version=None)
+        inode.path, inode.entry, inode.uploaded, inode.stored_ns = path, None, False, None
+        self.overlay.put(path, inode)
+        self.forget_attr(old)
+        self.keep_attr(path, inode.attr)
+        self.touch(paths.parent(path))
+        self.writeback.moved(inode)
+        self.writeback.enqueue(inode)
+
     # -- what write-back asks and says ---------------------------------------------------------------------
 
     def refresh(self, path: str) -> None:
@@ -440,6 +468,7 @@ class Tree:
         """
         after = self.monotonic() - REMOVAL_AGE if since is None else since
         ours = {entry.path: entry for entry in gone.below}
+        self.dcache.look_into({gone.path, *(entry.dirname for entry in gone.below)}, since=after)
 
         def was_removed(entry: Entry) -> bool:
             removed = ours.get(entry.path)

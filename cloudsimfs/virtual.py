@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -50,6 +51,10 @@ def kind(node: Node) -> int:
     if isinstance(node, Folder):
         return stat.S_IFDIR
     return stat.S_IFLNK if isinstance(node, Link) else stat.S_IFREG
+
+
+def as_json(value: object) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n"
 
 
 def text(read: Callable[[], str]) -> File:

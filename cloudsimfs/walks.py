@@ -38,6 +38,9 @@ class Walks:
             if len(self._read_at) > 10_000:
                 self._read_at = {key: at for key, at in self._read_at.items() if now - at < GAP}
             self._read_at[path] = now
+            while self._is_walked(path):  # the walk goes on, however long ago it came through the folders above
+                path = paths.parent(path)
+                self._read_at[path] = now
 
     def _is_walked(self, path: str) -> bool:
         """Whether the directory above was read a moment ago."""
@@ -53,8 +56,8 @@ class Walks:
                 return False
             return len(siblings) >= (LONG_WALK if self._took > SLOW else 2)
 
-    def saves_pages(self) -> bool:
-        """Whether listing everything is the cheaper way to look at one folder now, where a listing has many pages."""
+    def may_list_everything(self) -> bool:
+        """Whether that is a quick call, so that it may stand for several pages or folders."""
         with self._lock:
             return self._bulk and self._took <= SLOW
 

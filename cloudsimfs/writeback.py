@@ -20,9 +20,24 @@ from collections.abc import Callable, Iterable
 from cloudsimfs import paths
 from cloudsimfs.clock import Clock
 from cloudsimfs.content import Content
-from cloudsimfs.errors import Cancelled, NoSuchEntry, NotOffered, Refused, Stale, WrongState
-from cloudsimfs.inode import Gone, Inode, WriteState
-from cloudsimfs.journal import FileRow, GoneRow, Journal
+from cloudsimfs.errors import (
+    Cancelled,
+    CloudsimfsError,
+    NoSpace,
+    NoSuchEntry,
+    NotFinished,
+    NotOffered,
+    Refused,
+    Stale,
+    TimedOut,
+    TryAgain,
+    WrongState,
+)
+from cloudsimfs.fetching import Interrupted
+from cloudsimfs.inode import ANYBODY, NOBODY, Gone, Inode, WriteState
+from cloudsimfs.journal import Journal
+from cloudsimfs.meter import Meter
+from cloudsimfs.rows import DraftRow, FileRow, GoneRow
 from cloudsimfs.service import Client, Urgency
 from cloudsimfs.service.model import Entry
 from cloudsimfs.syncer import Syncer
@@ -33,6 +48,8 @@ log = logging.getLogger(__name__)
 WORKERS = 8
 DELETE_HOLD = 2.0  # seconds a delete is held back, so that those of a whole folder can become one
 RELEASE_BOUND = 2.0  # seconds the kernel may take from close(2) to release
+FSYNC_LOOK = 0.25  # seconds between looks whether who waits in fsync(2) was interrupted
+FSYNC_STALL = 60.0  # seconds fsync(2) waits while nothing is sent
 # Seconds between looks for what was uploaded, removed, and is not listed yet (v1): ten minutes in all.
 LATE = (10.0, 20.0, 40.0, 80.0, 150.0, 300.0)
 CACHE_HOLD = 1.0  # seconds between looks whether a burst of uploads is over
@@ -41,9 +58,10 @@ CACHE_HOLD = 1.0  # seconds between looks whether a burst of uploads is over
 class Writeback:
     """`delay` is seconds from the last close to the upload.
 
-    The four functions are called with no lock held. `find_entry(path, since)` looks for what is stored under a path
+    The five functions are called with no lock held. `find_entry(path, since)` looks for what is stored under a path
     in a listing asked for after `since` (monotonic seconds); `may_delete_folder` says whether a folder holds nothing
-    but what was deleted here.
+    but what was deleted here; `evade_conflict` gives a file another name if others have stored one under its own, and
+    says so.
     """
 
     def __init__(
@@ -58,6 +76,7 @@ class Writeback:
         on_deleted: Callable[[Gone], None],
         find_entry: Callable[[str, float], Entry | None],
         may_delete_folder: Callable[[Gone, float | None], bool],
+        evade_conflict: Callable[[Inode], bool],
     ) -> None:
         self._client = client
         self._journal = journal
@@ -68,11 +87,14 @@ class Writeback:
         self._on_deleted = on_deleted
         self._find_entry = find_entry
         self._may_delete_folder = may_delete_folder
+        self._evade_conflict = evade_conflict
+        self.meter = Meter(clock)  # bytes uploaded
         self.queue = WorkQueue(clock=clock, workers=WORKERS, name="writeback")
         self._uploads: dict[Inode, Job] = {}  # guarded by queue.lock
         self._deletes: dict[Gone, Job] = {}  # guarded by queue.lock
         # Committed, but not queued yet: the last release is on its way, or a writer goes on; guarded by queue.lock.
         self._closing: set[Inode] = set()
+        self._refused: dict[Inode, str] = {}  # closed, but not accepted, and why; guarded by queue.lock
         self._last_delete = 0.0  # monotonic seconds; guarded by queue.lock
         self._cache_queue = WorkQueue(clock=clock, workers=1, name="service-cache")
         self._cache_stale = False  # the service does not know of an upload's end; guarded by queue.lock
@@ -84,48 +106,123 @@ class Writeback:
 
     # -- files -------------------------------------------------------------------------------------------
 
-    def row(self, inode: Inode, state: str) -> FileRow:
-        """The journal row of the inode as it is now. The caller holds the inode's lock."""
-        content = inode.content
-        assert content is not None
-        assert inode.attr.ino is not None
-        with content.lock:
-            return FileRow(
-                ino=inode.attr.ino,
-                path=inode.path,
-                backing=content.backing.name,
-                size=content.size,
-                state=state,
-                generation=inode.generation,
-                uploaded=inode.uploaded,
-                base=inode.entry,
-                source=None if content.source is None else content.source.entry,
-                etag=None if content.source is None else content.source.etag,
-                remote_end=content.remote_end,
-                present=tuple(content.present),
-                stored_ns=inode.stored_ns,
-            )
-
     def changed(self, inode: Inode) -> None:
-        """The inode leaves a closed state: its upload is called off. The caller holds the inode's lock."""
+        """The inode has left a closed state, or goes on in a copy: no upload. The caller holds the inode's lock."""
         self.forget(inode)
-        self._journal.save_file(self.row(inode, "open"))
+        self.save_draft(inode)
 
-    def commit(self, inode: Inode) -> None:
-        """The bytes as they are now are a closed state (step 2 of the journal). The caller holds the inode's lock."""
-        if inode.committed or inode.unlinked or inode.state is WriteState.CLEAN:
+    def save_draft(self, inode: Inode) -> None:
+        """Journal where the bytes are that are being written. The caller holds the inode's lock."""
+        if inode.unlinked:
             return
+        assert inode.content is not None
+        row = DraftRow(
+            ino=_number(inode),
+            path=inode.path,
+            generation=inode.generation,
+            uploaded=inode.uploaded,
+            base=inode.entry,
+            since_ns=inode.since_ns,
+            kept=False,
+            bytes=inode.content.describe(),
+        )
+        self._journal.save_draft(row, closed=inode.has_closed)
+
+    def _save_file(self, inode: Inode, state: str) -> None:
+        assert inode.content is not None
+        row = FileRow(
+            ino=_number(inode),
+            path=inode.path,
+            state=state,
+            generation=inode.generation,
+            uploaded=inode.uploaded,
+            base=inode.entry,
+            stored_ns=inode.stored_ns,
+            bytes=inode.content.describe(),
+        )
+        self._journal.save_file(row)
+
+    def moved(self, inode: Inode) -> None:
+        """An inode that is open and changed has a new name. The caller holds the inode's lock."""
         with self._journal.transaction():
-            self._journal.save_file(self.row(inode, "closed"))
+            if inode.has_closed:
+                self._journal.move_file(_number(inode), inode.path, inode.entry, uploaded=inode.uploaded)
+            if not inode.committed:
+                self.save_draft(inode)
+
+    def commit(self, inode: Inode, by: int = NOBODY) -> None:
+        """The bytes as they are now are a closed state (step 2 of the journal). The caller holds the inode's lock.
+
+        `by` is the handle that was closed, ANYBODY for fsync(2): who may write on without the state being kept.
+        """
+        if inode.unlinked or inode.state is WriteState.CLEAN:
+            return
+        if inode.committed:
+            inode.closed_by = inode.closed_by if by == ANYBODY else by
+            return
+        assert inode.content is not None
+        if inode.content.lacking:
+            raise NoSpace(f"/{inode.path}: not all that was written found room on the disk")
+        with self._journal.transaction():
+            self._save_file(inode, "closed")
             self._journal.save_attr(inode.path, inode.attr)
         inode.committed = True
-        if inode.content is not None:
-            self._syncer.closed(inode.content)
+        inode.closed_size, inode.closed_by = inode.content.size, by
+        self._syncer.closed(inode.content)
         with self.queue.lock:
             self._closing.add(inode)
         if inode.superseded is not None:
-            inode.superseded.drop()
+            self._journal.after_commit(inode.superseded.drop)
             inode.superseded = None
+
+    def close(self, inode: Inode) -> None:
+        """After the last handle that could write: upload what was written, unless close() could not accept it."""
+        with inode.lock:
+            if inode.state is not WriteState.DIRTY or inode.unlinked:
+                return
+            try:
+                self.commit(inode)
+            except CloudsimfsError as error:
+                log.error("/%s is not uploaded: %s", inode.path, error)
+                with self.queue.lock:
+                    self._refused[inode] = str(error)
+                return
+            inode.move("close")
+            self.enqueue(inode)
+
+    def store(self, inode: Inode, interrupted: Interrupted) -> None:
+        """Have the inode's bytes uploaded as they are now, and wait for it; it may be open. For fsync(2).
+
+        Raises what the upload failed with, Cancelled if `interrupted` says so, TimedOut when nothing moves.
+        """
+        while True:
+            with inode.lock:
+                if inode.is_stored or inode.unlinked or inode.local_only:
+                    return
+                self.commit(inode, by=ANYBODY)
+                if inode.state is WriteState.DIRTY:
+                    inode.move("close")
+                    self.enqueue(inode)
+                with self.queue.lock:
+                    job = self._uploads.get(inode)
+            if job is not None:
+                self._wait_for(job, interrupted)
+
+    def _wait_for(self, job: Job, interrupted: Interrupted) -> None:
+        sent, since = job.sent, self._clock.monotonic()
+        while True:
+            try:
+                self.queue.drain(lambda jobs: [each for each in jobs if each is job], timeout=FSYNC_LOOK)
+                return
+            except NotFinished:
+                if interrupted():
+                    raise Cancelled(f"/{job.path}: fsync was interrupted; its upload goes on") from None
+                if job.sent != sent:
+                    sent, since = job.sent, self._clock.monotonic()
+                elif self._clock.monotonic() - since > FSYNC_STALL:
+                    raise TimedOut(f"/{job.path}: nothing was sent for {FSYNC_STALL:.0f} s") from None
+            except TryAgain as error:
+                raise job.failure or error from None
 
     def enqueue(self, inode: Inode) -> None:
         """Upload the inode's closed state after the delay. The caller holds the inode's lock."""
@@ -144,6 +241,7 @@ class Writeback:
         """
         with self.queue.lock:
             self._closing.discard(inode)
+            self._refused.pop(inode, None)
             job = self._uploads.pop(inode, None)
             return job is not None and not self.queue.cancel(job)
 
@@ -154,6 +252,8 @@ class Writeback:
                 self._sources.setdefault(content.source.entry.path, []).append(content)
 
     def _upload(self, job: Job, inode: Inode) -> None:
+        if self._evade_conflict(inode):
+            raise Cancelled(job.path)  # another job has it, under another name
         with inode.lock:
             if job.cancelled or not inode.committed or inode.state is not WriteState.QUEUED or inode.content is None:
                 raise Cancelled(job.path)
@@ -161,6 +261,7 @@ class Writeback:
             if not inode.uploaded and inode.attr.ino is not None:
                 inode.uploaded = True
                 self._journal.mark_uploaded(inode.attr.ino)
+            inode.in_doubt = True
             generation, content = inode.generation, inode.content
             job.size, job.sent = content.size, 0
             content.acquire()
@@ -169,6 +270,7 @@ class Writeback:
             return not job.cancelled and inode.generation == generation
 
         def progress(sent: int) -> None:
+            self.meter.add(max(0, sent - job.sent))
             job.sent = sent
 
         try:
@@ -197,8 +299,9 @@ class Writeback:
                 return
             inode.move("stored")
             inode.stored_ns, inode.stored_at = stored.stored_ns, self._clock.monotonic()
+            inode.stored_size, inode.in_doubt = job.size, False
             if not inode.unlinked:
-                self._journal.save_file(self.row(inode, "stored"))
+                self._save_file(inode, "stored")
         log.info("stored /%s (%d bytes)", job.path, job.size)
         self.release_deletes(inode)
         self._on_stored(inode)
@@ -379,6 +482,10 @@ class Writeback:
         a file is still open for writing. Deletes that wait for an open file are not waited for.
         """
         self._wait_for_releases(folder)
+        with self.queue.lock:
+            refused = [error for inode, error in self._refused.items() if paths.is_below(inode.path, folder)]
+        if refused:
+            raise TryAgain(f"{refused[0]}; write it again, or remove it")
         self.queue.drain(lambda jobs: self._awaited(jobs, folder), timeout=timeout)
         with self.queue.lock:
             self._cache_wanted = self._cache_stale
@@ -410,6 +517,16 @@ class Writeback:
                 job for job in jobs if job in needed or (job.kind == "upload" and paths.is_below(job.path, folder))
             ]
 
+    def refused(self) -> list[str]:
+        """Why files that were closed are not uploaded: close() has said so."""
+        with self.queue.lock:
+            return list(self._refused.values())
+
     def pending(self) -> list[Job]:
         """What is not on the service yet, for `status`."""
         return self.queue.pending()
+
+
+def _number(inode: Inode) -> int:
+    assert inode.attr.ino is not None
+    return inode.attr.ino

@@ -30,6 +30,7 @@ from cloudsimfs.overlay import is_local_name
 from cloudsimfs.sandbox import Sandbox
 
 ROOT = Path(__file__).resolve().parents[1]
+CRASHING = ROOT / "tests/crashing.py"
 CONTROL_NAMES = (".simulations", ".cloudsimfs")
 COMMAND_BOUND = 60.0  # seconds a command or a wait may take
 HANG_BOUND = 100.0  # seconds after which a test's mount is killed; below pytest's own timeout
@@ -96,11 +97,15 @@ def client_environment() -> dict[str, str]:
 
 
 def cloudsimfs(
-    *arguments: str | Path, timeout: float = COMMAND_BOUND, env: Mapping[str, str] | None = None
+    *arguments: str | Path,
+    timeout: float = COMMAND_BOUND,
+    env: Mapping[str, str] | None = None,
+    crash_at: str | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Run the command line with these arguments, to its end."""
+    """Run the command line with these arguments, to its end; what it mounts kills itself at a point of `crashing`."""
+    program = ["-m", "cloudsimfs"] if crash_at is None else [str(CRASHING), crash_at, "cloudsimfs"]
     return subprocess.run(
-        [sys.executable, "-m", "cloudsimfs", *map(str, arguments)],
+        [sys.executable, *program, *map(str, arguments)],
         capture_output=True,
         env={**client_environment(), **(env or {})},
         stdin=subprocess.DEVNULL,
@@ -137,7 +142,8 @@ class Mounted:
         assert done.returncode == 0, f"mount failed: {done.stderr}\n{self.log()}"
         return self
 
-    def try_start(self) -> subprocess.CompletedProcess[str]:
+    def try_start(self, *, crash_at: str | None = None) -> subprocess.CompletedProcess[str]:
+        """Mount; the daemon kills itself at `crash_at`, a point of `crashing`."""
         given = {
             "url": self.box.url,
             "key_file": self.key_file,
@@ -150,7 +156,7 @@ class Mounted:
         for name, value in given.items():
             option = "--" + name.replace("_", "-")
             words += [option] if value is True else [option, str(value)]
-        return cloudsimfs("mount", self.path, *words)
+        return cloudsimfs("mount", self.path, *words, crash_at=crash_at)
 
     def option(self, **changes: Any) -> None:
         """Other options for the next start."""
@@ -193,6 +199,10 @@ class Mounted:
         done = self.umount(*options)
         assert done.returncode == 0, f"umount failed: {done.stderr}\n{self.log()}"
         self.start()
+
+    def wait_for_death(self) -> None:
+        """The daemon, mounted with `crash_at`, has come to its point."""
+        wait_until(lambda: not self.pids, "the daemon kills itself")
 
     def crash(self) -> None:
         """Kill the daemon and mount anew."""

@@ -562,3 +562,17 @@ def test_what_is_fetched_ahead() -> None:
     assert len(walker.walks.ahead("top/0", siblings, [f"top/0/{number}" for number in range(50)])) == WINDOW
     walker.clock.advance(GAP * 1.5)
     assert walker.walks.ahead("top/3", siblings, ["top/3/a"]) == []
+
+
+def test_a_long_walk_stays_a_walk() -> None:
+    """It came through the folders above long ago, and has been busy among what is in them ever since."""
+    walker = Walker(bulk=False)
+    siblings = [f"top/{number}" for number in range(20)]
+    walker.walks.was_read("top")
+    for folder in siblings[:5]:
+        for path in (folder, f"{folder}/in"):
+            walker.clock.advance(GAP * 0.6)
+            assert walker.walks.ahead(path, siblings, [f"{folder}/in"]), path
+            walker.walks.was_read(path)
+    walker.clock.advance(GAP * 1.5)
+    assert walker.walks.ahead("top/5", siblings, []) == []

@@ -4,15 +4,13 @@ Tree, DCache, Overlay and Writeback run over the real client and a sandbox whose
 hand. Our own changes must show at once and until somebody else changes the same name; what others change must show
 after TTL and lag; a listing that fails must remove nothing. Every version has a size of its own: that identifies it.
 
-`CLOUDSIMFS_MODEL_EXAMPLES` and `CLOUDSIMFS_MODEL_STEPS` make it search for longer than the suite has time for, and
-`CLOUDSIMFS_MODEL_SHRINK=1` makes it look for the shortest steps that fail; hypothesis prints them.
+See `machines` for longer searches.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-import os
 import shutil
 import tempfile
 from dataclasses import dataclass
@@ -20,29 +18,20 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from harness import wait_until
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from machines import search
 from test_metadata_dcache import Ticking
+from world import TTL, Size, World, parents
 
 from cloudsimfs import changes, dcache, paths
-from cloudsimfs.clock import ManualClock
-from cloudsimfs.config import KERNEL_SHARE, Config
+from cloudsimfs.config import KERNEL_SHARE
 from cloudsimfs.errors import NotFound, ServiceError, TryAgain
-from cloudsimfs.mount import _Files
 from cloudsimfs.rename import rename
-from cloudsimfs.replay import replay
 from cloudsimfs.sandbox import Sandbox, Settings
 from cloudsimfs.sandbox.store import Visible
-from cloudsimfs.service import Credentials, Retry, connect
-from cloudsimfs.workqueue import WorkQueue
 
-EXAMPLES = int(os.environ.get("CLOUDSIMFS_MODEL_EXAMPLES", "25"))
-STEPS = int(os.environ.get("CLOUDSIMFS_MODEL_STEPS", "30"))
-SHRINK = bool(os.environ.get("CLOUDSIMFS_MODEL_SHRINK"))
-
-TTL = 60.0  # seconds, all that follow too
+# seconds
 LISTING_TTL = TTL * (1 - KERNEL_SHARE)
 LISTING_LAG, CACHE_SECONDS, DELETE_LAG = 20.0, 60.0, 5.0
 LONGEST_LAG = max(LISTING_LAG, CACHE_SECONDS, DELETE_LAG)
@@ -53,7 +42,6 @@ FILES = tuple(paths.join(folder, name) for folder in ("", *FOLDERS) for name in 
 
 files = st.sampled_from(FILES)
 folders = st.sampled_from(FOLDERS)
-Size = int | None  # bytes; None: absent
 
 
 def content(size: int) -> bytes:
@@ -66,83 +54,6 @@ class Open:
 
     sizes: set[Size]
     until: float
-
-
-class World:
-    """A mount's storage side, without a kernel."""
-
-    def __init__(self, box: Sandbox, directory: Path, api: Literal["v1", "v2"], clock: Ticking) -> None:
-        self.box = box
-        self.clock = clock
-        config = Config(
-            url=box.url, credentials=Credentials(None, box.key), cache_dir=directory, api=api, ttl=TTL, write_back=1e9
-        )
-        self.client = connect(
-            base_url=box.url, key=box.key, api=api, retry=Retry(attempts=2, base=0.001), clock=ManualClock()
-        )
-        self.files = _Files(config, self.client, clock, on_change=lambda _directory, _names: None)
-        self.tree = self.files.tree
-        self.queues: list[WorkQueue] = [self.files.writeback.queue, self.files.writeback._cache_queue]
-        replay(self.tree)
-        self.files.listings.start()
-        self.files.writeback.start()
-
-    def close(self) -> None:
-        self.files.writeback.stop()
-        self.files.journal.close()
-        self.files.datacache.close()
-        self.files.dcache.close()
-        self.client.close()
-
-    def rest(self) -> None:
-        """Until nothing happens any more unless the clock moves."""
-
-        def at_rest() -> bool:
-            for queue in self.queues:
-                with queue.lock:
-                    queue.lock.notify_all()  # the clock may have been moved
-                    now = self.clock.monotonic()
-                    if any(job.running or not (job.held or job.due > now) for job in queue.pending()):
-                        return False
-            return not self.files.dcache._flights
-
-        wait_until(at_rest, "no job is due and no listing under way")
-
-    def write(self, path: str, data: bytes) -> None:
-        handles = self.files.handles
-        try:
-            self.tree.lookup(path)
-        except NotFound:
-            fh = handles.create(path, 0o644, os.O_WRONLY)
-        else:
-            fh = handles.open(path, os.O_WRONLY | os.O_TRUNC)
-        handles.write(fh, data, 0)
-        handles.flush(fh)
-        handles.release(fh)
-
-    def read(self, path: str) -> bytes:
-        fh = self.files.handles.open(path, os.O_RDONLY)
-        try:
-            return self.files.handles.read(fh, 1 << 20, 0)
-        finally:
-            self.files.handles.release(fh)
-
-    def size(self, path: str) -> Size:
-        """As stat(2) finds it: from the root down."""
-        try:
-            for above in reversed(list(parents(path))):
-                assert self.tree.getattr(above).is_dir
-            return self.tree.getattr(path).size
-        except NotFound:
-            return None
-
-
-def parents(path: str) -> list[str]:
-    """The folders above a path, the nearest first, without the root."""
-    found = []
-    while path := paths.parent(path):
-        found.append(path)
-    return found
 
 
 class Machine(RuleBasedStateMachine):
@@ -250,7 +161,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(path=files)
     def unlink(self, path: str) -> None:
-        if not self.is_unlisted(path) and self.is_there_now(path):
+        if self.is_there_now(path):
             changes.unlink(self.world.tree, path)
             self.we_did(path, None)
 
@@ -340,6 +251,29 @@ class Machine(RuleBasedStateMachine):
         except TryAgain:
             self.time_passes(DELETE_LAG + 1)
             self.world.files.writeback.drain()
+
+    @rule(path=files)
+    def read(self, path: str) -> None:
+        """The bytes are those of the size that shows, of whoever wrote them."""
+        if not self.broken and path not in self.open and self.is_there_now(path):
+            data = self.world.read(path)
+            assert len(data) in self.allowed(path), path
+            assert data == content(len(data)), path
+
+    @rule(
+        operation=st.sampled_from(["upload-url", "object-put", "delete*"]),
+        kind=st.sampled_from(["status", "drop_reply", "reset"]),
+        after=st.integers(0, 3),
+    )
+    def flush_in_vain(self, operation: str, kind: str, after: int) -> None:
+        """Somewhere on the way the service fails, or an answer is lost; the daemon may be killed right then."""
+        fault = self.box.faults.add(operation, kind, after=after)
+        try:
+            self.world.files.writeback.drain(timeout=1)
+        except TryAgain:
+            pass
+        self.box.faults.remove(fault)
+        self.unlisted |= self.touched
 
     @rule()
     def remount(self) -> None:
@@ -469,15 +403,4 @@ class Machine(RuleBasedStateMachine):
 @pytest.mark.parametrize("api", ["v1", "v2"])
 def test_random_operations(api: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dcache, "GRACE", 60.0)  # a busy machine is no slow service
-    case = type(f"Machine_{api}", (Machine,), {"api": api}).TestCase  # type: ignore[attr-defined]  # made by hypothesis
-    case.settings = settings(
-        max_examples=EXAMPLES,
-        stateful_step_count=STEPS,
-        deadline=None,
-        derandomize="CLOUDSIMFS_MODEL_EXAMPLES" not in os.environ,
-        database=None,
-        phases=[Phase.generate, *([Phase.shrink] if SHRINK else [])],
-        report_multiple_bugs=False,
-        suppress_health_check=list(HealthCheck),
-    )
-    case("runTest").runTest()
+    search(Machine, examples=25, steps=30, api=api)

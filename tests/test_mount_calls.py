@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from conftest import MountFactory
-from harness import Mounted, read_tree, run, wait_until, write_tree
+from harness import Mounted, read_tree, record_versions, run, wait_until, write_tree
 
 from cloudsimfs.sandbox import Sandbox
 
 FILES = {f"case/{number:02}": b"%d" % number for number in range(50)}
+MANY = {f"case/{number:03}": b"%d" % number * 500 for number in range(300)}
 
 
 def cost(box: Sandbox, action: Callable[[], object]) -> Counter[str]:
@@ -55,16 +57,98 @@ def test_missing_names_cost_nothing(box: Sandbox, mount: MountFactory) -> None:
     assert cost(box, probe) == {}
 
 
-def test_copying_in(box: Sandbox, m: Mounted, api: str, tmp_path: Path) -> None:
-    write_tree(tmp_path, FILES)
+@pytest.mark.parametrize("write_back", [0, 2])
+def test_copying_300_small_files_in_and_removing_them(
+    box: Sandbox, mount: MountFactory, api: str, tmp_path: Path, write_back: float
+) -> None:
+    """Rows 9 and 12 of the targets: one call a file and one in all; one delete, and the look before it."""
+    m = mount(write_back=write_back)
+    write_tree(tmp_path, MANY)
 
     def copy() -> None:
         run("cp", "-r", tmp_path / "case", m.path / "case")
         m.flush()
+        settle_cache(box, api)
 
-    expected = {"upload-url": 50} | ({"delete-cache": 1} if api == "v2" else {})
-    assert cost(box, copy) == expected
-    assert box.files() == FILES
+    copied = cost(box, copy)
+    assert copied["upload-url"] == 300
+    assert sum(copied.values()) <= 303, copied
+    assert box.files() == MANY
+
+    def remove() -> None:
+        run("rm", "-r", m.path / "case")
+        m.flush()
+
+    removed = cost(box, remove)
+    assert removed["delete"] == 1
+    pages = 1 if api == "v1" else list_calls(api, 300)  # what a folder holds is looked at before it is deleted
+    assert sum(removed.values()) <= 2 + pages + (api == "v2"), removed
+    assert box.files() == {}
+
+
+def settle_cache(box: Sandbox, api: str) -> None:
+    """v2 is told after a burst of uploads."""
+    if api == "v2":
+        assert box.calls.wait(lambda calls: any(call.operation == "delete-cache" for call in calls))
+
+
+def test_one_large_file_up(box: Sandbox, m: Mounted, api: str) -> None:
+    """Row 10 of the targets."""
+    block = os.urandom(1 << 20)
+
+    def copy() -> None:
+        with open(m.path / "large", "wb", buffering=0) as file:
+            for _ in range(64):
+                file.write(block)
+        m.flush()
+
+    assert cost(box, copy) == {"upload-url": 1} | ({"delete-cache": 1} if api == "v2" else {})
+    assert box.entry("large")["size"] == 64 << 20
+    assert box.calls.counts()["object-put"] == 1
+
+
+def test_an_editor_saves_20_times(box: Sandbox, mount: MountFactory, api: str) -> None:
+    """Row 11 of the targets: one upload when the pauses begin, no temporary file stored, all done within 3 s."""
+    box.put("case/dict", b"version 0")
+    m = mount(write_back=1)
+    os.listdir(m.path / "case")
+    versions = record_versions(box)
+    box.calls.reset()
+    for number in range(20):
+        save(m.path / "case/dict", b"version %d" % number)
+    last = time.monotonic()
+    wait_until(lambda: versions and not m.pending(), "the last version is stored")
+    assert time.monotonic() - last <= 3
+    settle_cache(box, api)
+    assert versions == [("case/dict", b"version 19")]
+    assert sum(call.is_api for call in box.calls.entries()) <= 3
+    assert m.settle() == {"case/dict": b"version 19"}
+
+
+def save(file: Path, data: bytes) -> None:
+    """As editors do."""
+    temporary = file.with_name(".goutputstream-X1Y2Z3")
+    with open(temporary, "wb") as stream:
+        stream.write(data)
+        stream.flush()
+        os.fsync(stream.fileno())
+    os.rename(temporary, file)
+
+
+@pytest.mark.parametrize("api", ["v2"])
+@pytest.mark.parametrize("temporary", ["dict.tmp", "dictXXXXaa", ".dict.swx"])
+def test_a_temporary_name_that_nobody_knows_is_not_uploaded_either(
+    box: Sandbox, mount: MountFactory, temporary: str
+) -> None:
+    """It is renamed before the delay is over."""
+    box.put("dict", b"version 0")
+    m = mount(write_back=0.5)
+    versions = record_versions(box)
+    for number in range(5):
+        (m.path / temporary).write_bytes(b"version %d" % number)
+        os.rename(m.path / temporary, m.path / "dict")
+    assert m.settle() == {"dict": b"version 4"}
+    assert versions == [("dict", b"version 4")]
 
 
 def test_small_files_written_one_by_one_share_a_cache_delete(box: Sandbox, mount: MountFactory, api: str) -> None:

@@ -1,8 +1,6 @@
 """Random operations on a real mount against a plain dict of bytes, with remounts, kills and another client.
 
-`CLOUDSIMFS_MODEL_EXAMPLES` and `CLOUDSIMFS_MODEL_STEPS` make it search for longer than the suite has time for, and
-`CLOUDSIMFS_MODEL_SHRINK=1` makes it look for the shortest steps that fail. Each failure is to be kept as a named test
-in `test_mount_regressions.py`.
+See `machines` for longer searches. Each failure is to be kept as a named test in `test_mount_regressions.py`.
 """
 
 from __future__ import annotations
@@ -16,15 +14,12 @@ from pathlib import Path
 
 import pytest
 from harness import Mounted, clean_up, errno_of, read_tree, run, wait_until
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from machines import search
 
 from cloudsimfs.sandbox import Sandbox, Settings
 
-EXAMPLES = int(os.environ.get("CLOUDSIMFS_MODEL_EXAMPLES", "2"))
-STEPS = int(os.environ.get("CLOUDSIMFS_MODEL_STEPS", "25"))
-SHRINK = bool(os.environ.get("CLOUDSIMFS_MODEL_SHRINK"))  # takes minutes
 LARGEST = 300_000  # bytes
 
 names = st.sampled_from(["a", "b", "c"])
@@ -309,16 +304,4 @@ class Machine(RuleBasedStateMachine):
 
 @pytest.mark.timeout(0)
 def test_random_operations(mount_base: Path, api: str) -> None:
-    machine: type[Machine] = type(f"Machine_{api}", (Machine,), {"base": mount_base, "api": api})
-    case = machine.TestCase
-    case.settings = settings(
-        max_examples=EXAMPLES,
-        stateful_step_count=STEPS,
-        deadline=None,
-        derandomize="CLOUDSIMFS_MODEL_EXAMPLES" not in os.environ,
-        database=None,
-        phases=[Phase.generate, *([Phase.shrink] if SHRINK else [])],
-        report_multiple_bugs=False,
-        suppress_health_check=list(HealthCheck),
-    )
-    case("runTest").runTest()
+    search(Machine, examples=2, steps=25, base=mount_base, api=api)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 
 import pytest
 from conftest import MountFactory
@@ -122,3 +123,55 @@ def test_a_folder_made_anew_and_removed_again_stays_removed(box: Sandbox, mount:
     run("rm", "-r", m.path / "d")
     m.flush()
     assert box.files() == {}
+
+
+@pytest.mark.parametrize("api", ["v2"])
+def test_a_folder_moved_over_a_removed_one_keeps_its_files(box: Sandbox, mount: MountFactory) -> None:
+    """Also those further down: the pending delete of `d/c`, which no listing has shown, is called off."""
+    box.put("c/c/a", b"moved")
+    m = mount(ttl=0, write_back=0)
+    (m.path / "d/c").mkdir(parents=True)
+    for name in ("a", "b"):
+        (m.path / "d/c" / name).write_bytes(b"soon gone")
+    wait_until(lambda: len(box.files()) == 3 and not m.pending(), "all is stored")
+    run("rm", "-r", m.path / "d")
+    os.rename(m.path / "c", m.path / "d")
+    m.crash()
+    assert read_tree(m.path) == {"d/c/a": b"moved"}
+    assert m.settle() == {"d/c/a": b"moved"}
+
+
+@pytest.mark.parametrize("api", ["v2"])
+def test_a_folder_removed_before_it_was_listed_does_not_come_back(box: Sandbox, mount: MountFactory) -> None:
+    """Its file is stored, and a listing that does not show that yet is no proof of its absence."""
+    box.settings.cache_seconds = 30
+    m = mount(ttl=0, write_back=0)
+    (m.path / "d").mkdir()
+    (m.path / "d/f").write_bytes(b"f")
+    wait_until(lambda: box.files() and not m.pending(), "the file is stored")
+    assert os.listdir(m.path / "d") == ["f"]
+    run("rm", "-r", m.path / "d")
+    box.advance(60)  # now it is listed; the delete is held back for a while
+    assert "d" not in os.listdir(m.path)
+    m.flush()
+    assert box.files() == {}
+
+
+@pytest.mark.parametrize("api", ["v1"])
+def test_a_folder_removed_while_one_of_its_files_is_being_deleted(box: Sandbox, mount: MountFactory) -> None:
+    """The delete under way is part of the folder's: its tombstone must not outlive both and hide what others make."""
+    box.populate({"d/a": b"a", "d/b": b"b", "kept": b"kept"})
+    m = mount(ttl=0)
+    os.listdir(m.path / "d")
+    box.faults.add("delete", "latency", seconds=1.0, times=1)
+    (m.path / "d/a").unlink()
+    flusher = threading.Thread(target=m.flush)
+    flusher.start()
+    assert box.calls.wait(lambda calls: any(call.operation == "delete" for call in calls))
+    (m.path / "d/b").unlink()
+    (m.path / "d").rmdir()
+    flusher.join()
+    assert m.settle() == {"kept": b"kept"}
+    box.advance(1000)
+    box.put("d/a", b"made by others")
+    wait_until(lambda: read_tree(m.path).get("d/a") == b"made by others", "what others made shows")

@@ -17,6 +17,8 @@ from cloudsimfs.cli.table import echo_table
 from cloudsimfs.errors import ConfigError, KeyRefused
 from cloudsimfs.service import Credentials, connect, load_key
 from cloudsimfs.service.credentials import check_key
+from cloudsimfs.service.exchange import check_base_url
+from cloudsimfs.service.redact import redact
 from cloudsimfs.settings import SETTINGS
 
 LOGIN_EPILOG = """\
@@ -45,15 +47,21 @@ def login(license_file: Path | None, keyring: bool, **given: Any) -> None:
     url = _url(settings)
     credentials = load_key(license_file) if license_file else _ask_for_key(url)
     _check(settings, url, credentials.key)
-    if keyring:
-        keys.store_in_keyring(settings.profile, credentials.key)
-        kept = "the keyring"
-    else:
-        kept = str(keys.store(settings.profile, credentials.key))
-    profiles.set_url(settings.profile, url)
+    kept = _keep(settings.profile, url, credentials.key, keyring=keyring)
     user = f" as {credentials.username}" if credentials.username else ""
     option = "" if settings.profile == profiles.DEFAULT else f" --profile {settings.profile}"
     click.echo(f"{url} accepts the key{user}; it is kept in {kept}. Next: cloudsimfs mount{option} MOUNTPOINT")
+
+
+def _keep(profile: str, url: str, key: str, *, keyring: bool) -> str:
+    """Store both; where the key went."""
+    text = profiles.with_url(profile, url)
+    keys.forget(profile)  # the old key must never meet the new address
+    profiles.write(text)
+    if keyring:
+        keys.store_in_keyring(profile, key)
+        return "the keyring"
+    return str(keys.store(profile, key))
 
 
 def _refuse_shadowed(settings: config.Settings) -> None:
@@ -72,7 +80,7 @@ def _url(settings: config.Settings) -> str:
     if not sys.stdin.isatty():
         raise ConfigError("no service address: give --url URL")
     asked = click.prompt("Service address (https://...)", default=given.value, err=True)
-    return str(SETTINGS["url"].kind.parse(str(asked)))
+    return check_base_url(str(asked))
 
 
 def _ask_for_key(url: str) -> Credentials:
@@ -140,11 +148,11 @@ def _plain(name: str, value: Any) -> Any:
     """As JSON can have it."""
     if name == "umask":
         return f"{value:03o}"
-    return str(value) if isinstance(value, Path) else value
+    return redact(str(value)) if isinstance(value, (str, Path)) else value
 
 
 def _text(name: str, each: config.Value) -> str:
     """As it was written, but a path as it is understood."""
     if isinstance(each.value, Path):
         return str(each.value)
-    return f"({SETTINGS[name].unset})" if each.text is None else each.text
+    return f"({SETTINGS[name].unset})" if each.text is None else redact(each.text)

@@ -9,12 +9,12 @@ from typing import Any
 
 import click
 
-from cloudsimfs import __version__, mountoptions
+from cloudsimfs import __version__, mountoptions, mountpoint
 from cloudsimfs.errors import CloudsimfsError, ConfigError
 from cloudsimfs.service.redact import redact
 from cloudsimfs.settings import split_options
 
-FAILED, WRONG_USE = 1, 2
+FAILED, WRONG_USE, INTERRUPTED = 1, 2, 130
 
 EPILOG = """\
 \b
@@ -41,6 +41,9 @@ def one_line(context: click.Context) -> Iterator[None]:
         yield
     except click.exceptions.NoArgsIsHelpError:
         raise
+    except (KeyboardInterrupt, click.Abort):
+        click.echo(err=True)
+        raise click.exceptions.Exit(INTERRUPTED) from None
     except click.UsageError as error:
         command = (error.ctx or context).command_path
         raise _Failure(f"{error.format_message().rstrip('.')}; see {command} --help", WRONG_USE) from error
@@ -52,7 +55,9 @@ def one_line(context: click.Context) -> Iterator[None]:
         raise  # click's: whoever read us has enough
     except OSError as error:
         place = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, (str, bytes)) else ""
-        raise _Failure(f"{place}{error.strerror or error}", FAILED) from error
+        dead = "; its daemon died: mount it again, nothing that was closed is lost"
+        remedy = dead if error.errno in mountpoint.DEAD else ""
+        raise _Failure(f"{place}{error.strerror or error}{remedy}", FAILED) from error
 
 
 class _Failure(click.ClickException):

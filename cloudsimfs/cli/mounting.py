@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -64,6 +65,7 @@ def run_mount(directory: Path | None, words: tuple[str, ...], foreground: bool, 
         click.echo(f"mounted {chosen.url} on {directory}")
         notify_systemd(f"READY=1\nSTATUS={chosen.url} on {directory}")
 
+    os.umask(0o077)  # what a mount keeps, and logs, is the user's alone
     if foreground:
         set_up_logging(settings["log-file"], chosen.log_level, chosen.log_format)
         serve(say_ready)

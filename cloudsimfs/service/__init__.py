@@ -6,6 +6,9 @@
             print(entry.path, entry.size)
         run = client.launch(LaunchRequest(cpu="8", ram="highcore", script="openFoam-v2406", folder="case1"))
 
+It is typed, safe to use from many threads, counts its calls (`client.budget.snapshot()`), and raises only the errors
+of `cloudsimfs.errors`, of which each says which call failed and why. A launch is never sent twice.
+
 | operation | v1 | v2 | used by the mount for |
 |---|---|---|---|
 | `list_directory` | GET /storage/{id}/list | GET /storage/index/... * | listings |

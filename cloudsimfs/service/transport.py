@@ -7,6 +7,7 @@ but no passwords from the environment, and never adds a credential: its callers 
 
 from __future__ import annotations
 
+import http.client
 import socket
 import ssl
 import threading
@@ -27,6 +28,8 @@ from cloudsimfs.service.retry import Failed
 
 POOL = 64  # kept connections per host
 BLOCK = 1 << 18  # bytes read at once
+LEAST_BLOCK, FIRST_BLOCK = 1 << 16, 1 << 18  # bytes received at once into a buffer
+MOMENT = 0.01  # seconds; a block should take no longer: readers wait for its end
 SLICE = 1 << 16  # bytes sent at once: one send has to end within the connect timeout
 _LARGEST = 1 << 29  # bytes of an API answer; an all-entries listing of a million files is far below
 _SHORT = 1 << 16  # bytes read of an error's body
@@ -142,9 +145,37 @@ class Reply:
             pass  # the status already tells what happened
         return content[:_SHORT]
 
-    def blocks(self) -> Iterator[bytes]:
-        """The body as it came over the wire. Raises Failed if it is cut off."""
-        return self._read(decode=False)
+    def blocks(self, buffer: memoryview | None = None) -> Iterator[bytes | memoryview]:
+        """The body as it came over the wire. Raises Failed if it is cut off.
+
+        With a `buffer`, blocks are parts of it: each is gone when the next is asked for.
+        """
+        body = getattr(self._response.raw, "_fp", None)
+        size = self.content_length
+        if buffer is None or size is None or not isinstance(body, http.client.HTTPResponse) or body.chunked:
+            return self._read(decode=False)
+        return self._receive(body, size, buffer)
+
+    def _receive(self, body: http.client.HTTPResponse, left: int, buffer: memoryview) -> Iterator[memoryview]:
+        """Without urllib3, which would copy every byte twice more; in blocks of what comes in a moment."""
+        size = FIRST_BLOCK
+        while left:
+            if self._stop.is_set():
+                raise Cancelled(f"{self._label}: stopped")
+            started = self._clock.monotonic()
+            try:
+                count = body.readinto(buffer[: min(size, left)])
+            except TimeoutError:
+                raise Failed(TimedOut(f"{self._label}: the answer stopped coming"), again=True) from None
+            except (http.client.HTTPException, OSError, ValueError) as error:
+                raise Failed(self._cut(_cause(error)), again=True) from None
+            if not count:
+                raise Failed(self._cut("connection closed"), again=True)
+            took = self._clock.monotonic() - started
+            size = min(size * 2, len(buffer)) if took < MOMENT else max(size // 2, LEAST_BLOCK)
+            left -= count
+            yield buffer[:count]
+        self._response.raw.release_conn()  # urllib3 has not seen that the body is at its end
 
     def _read(self, *, decode: bool) -> Iterator[bytes]:
         raw = self._response.raw

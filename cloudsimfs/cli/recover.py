@@ -1,0 +1,153 @@
+"""`recover`: files that were being written when a mount's daemon died."""
+
+from __future__ import annotations
+
+import errno
+import fnmatch
+import json
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from cloudsimfs import config
+from cloudsimfs.cli.base import main
+from cloudsimfs.cli.running import mount_of
+from cloudsimfs.control import STATE
+from cloudsimfs.errors import MountError
+from cloudsimfs.recovery import Draft, copy_out, find_drafts
+from cloudsimfs.simulations import SIMULATIONS
+
+
+@main.command()
+@click.argument("path", type=click.Path(path_type=Path), required=False)
+@click.option("--save", metavar="DIR", type=click.Path(path_type=Path), help="Copy them out, into DIR.")
+@click.option("--upload", multiple=True, metavar="NAME", help="Upload it as it is; may be repeated.")
+@click.option("--all", "upload_all", is_flag=True, help="Upload all of them as they are.")
+@click.option("--discard", multiple=True, metavar="NAME", help="Remove it; may be repeated.")
+@click.option("--yes", is_flag=True, help="Do not ask before something is removed.")
+@click.option("--url", help="Without a mount: the service's address; default: all that are there.")
+@click.option("--cache-dir", type=click.Path(path_type=Path), help="Without a mount: where to look.")
+@click.option("--json", "as_json", is_flag=True, help="For programs; sizes in bytes, times in nanoseconds.")
+def recover(
+    path: Path | None,
+    save: Path | None,
+    upload: tuple[str, ...],
+    upload_all: bool,
+    discard: tuple[str, ...],
+    yes: bool,
+    url: str | None,
+    cache_dir: Path | None,
+    as_json: bool,
+) -> None:
+    """List the files that were open for writing when the daemon died, and deal with them.
+
+    They are kept on this machine and never uploaded by themselves. PATH is anywhere in the mount; without one, and
+    outside of a mount, the cache directories are looked through. NAME is an id or a path of the list, or a pattern.
+    """
+    wanted = ("*",) if upload_all else upload
+    top = None if cache_dir or (url and path is None) else _mount(path)
+    drafts = _listed(top) if top is not None else _stored(cache_dir, url)
+    if not (save or wanted or discard):
+        _show(drafts, as_json=as_json)
+        return
+    if top is None and (wanted or discard):
+        raise MountError("mount the storage first: without it, what is kept can only be listed and saved")
+    if save is not None:
+        _save(top, drafts, save)
+    if top is not None and wanted:
+        for draft in _named(drafts, wanted):
+            _command(top, "upload", draft)
+            click.echo(f"/{draft.path}: to be uploaded")
+    if top is not None and discard:
+        _discard(top, _named(drafts, discard), asked=yes)
+
+
+def _mount(path: Path | None) -> Path | None:
+    try:
+        return mount_of(path or Path("."))
+    except MountError:
+        if path is not None:
+            raise
+        return None
+
+
+def _listed(top: Path) -> list[Draft]:
+    return [Draft(**found) for found in json.loads((top / STATE / "recover.json").read_text())]
+
+
+def _stored(cache_dir: Path | None, url: str | None) -> list[Draft]:
+    return [draft for directory in config.account_dirs(cache_dir, url) for draft in find_drafts(directory)]
+
+
+def _show(drafts: list[Draft], *, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps([asdict(draft) for draft in drafts], indent=2))
+        return
+    for draft in drafts:
+        click.echo(describe(draft))
+    if not drafts:
+        click.echo("nothing to recover", err=True)
+
+
+def describe(draft: Draft) -> str:
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(draft.since_ns / 1e9))
+    notes = [] if draft.shown else ["its name has the last closed state"]
+    notes += [f"{draft.missing} bytes of it are only on the service"] if draft.missing else []
+    return f"{draft.id} {draft.size:>12} {when} /{draft.path}" + (f"  ({'; '.join(notes)})" if notes else "")
+
+
+def _named(drafts: list[Draft], names: Iterable[str]) -> list[Draft]:
+    """The drafts that are meant. Raises MountError if a name means none."""
+    found: dict[str, Draft] = {}
+    for name in names:
+        pattern = name.lstrip("/")
+        meant = [draft for draft in drafts if draft.id == name or fnmatch.fnmatchcase(draft.path, pattern)]
+        if not meant:
+            raise MountError(f"{name}: nothing of that name is to be recovered")
+        found.update((draft.id, draft) for draft in meant)
+    return list(found.values())
+
+
+def _save(top: Path | None, drafts: list[Draft], directory: Path) -> None:
+    """Fetches what is missing first, if there is a mount to do it."""
+    for draft in drafts:
+        reason = ""
+        if draft.missing and top is not None:
+            try:
+                _command(top, "complete", draft)
+            except MountError as error:
+                reason = f": {error}"
+            draft = next((found for found in _listed(top) if found.id == draft.id), draft)
+        elif draft.missing:
+            reason = ": it is not mounted"
+        try:
+            target = copy_out(draft, directory)
+        except OSError as error:
+            raise MountError(f"/{draft.path} cannot be copied to {directory}: {error.strerror}") from error
+        click.echo(f"{target}")
+        if draft.missing:
+            text = f"note: {draft.missing} bytes of /{draft.path} could not be fetched and are zeros{reason}"
+            click.echo(text, err=True)
+
+
+def _discard(top: Path, drafts: list[Draft], *, asked: bool) -> None:
+    for draft in drafts:
+        if not asked and not sys.stdin.isatty():
+            raise MountError("what is removed is gone for good: say --yes")
+        if asked or click.confirm(f"{describe(draft)}\nremove it for good?"):
+            _command(top, "discard", draft)
+
+
+def _command(top: Path, verb: str, draft: Draft) -> None:
+    """Have the mount do it, however long it takes. Raises MountError with the reason it gives."""
+    while True:
+        try:
+            (top / STATE / "recover").write_text(f"{verb} {draft.id}")
+            return
+        except OSError as error:
+            if error.errno != errno.ETIMEDOUT:
+                raise MountError((top / SIMULATIONS / "error").read_text().strip() or str(error)) from error

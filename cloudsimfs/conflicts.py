@@ -1,0 +1,103 @@
+"""A file that was changed here and by others: ours goes beside theirs, under a name of its own.
+
+    f                               what others have stored
+    f.conflict-HOST-TIME            what was closed here
+
+Looked for just before an upload. The evidence is a listing that shows another version than the one the file here is
+based on, and one that cannot be our own upload, listed late (`overlay.is_foreign`): no evidence, no conflict. The
+listing at hand will do, so that a save costs no call; only if it is older than LOOK_AGE, as after days without a
+network, a new one is asked for: one call for all files of a directory.
+
+Threading: called by upload workers with no lock held.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from cloudsimfs import paths
+from cloudsimfs.errors import NotFound
+from cloudsimfs.inode import Inode, WriteState
+from cloudsimfs.overlay import is_foreign
+from cloudsimfs.tree import Tree
+
+log = logging.getLogger(__name__)
+
+LOOK_AGE = 300.0  # seconds; how old the listing may be on which "nobody else has changed it" is based
+REMEMBERED = 100  # conflicts shown by `status`
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    path: str
+    ours: str  # the path under which ours is stored
+
+
+class Conflicts:
+    """`on_conflict(directory, names)` tells that other files are under these names; no lock is held then."""
+
+    def __init__(self, tree: Tree, *, on_conflict: Callable[[str, set[str]], None]) -> None:
+        self._tree = tree
+        self._on_conflict = on_conflict
+        self._lock = threading.Lock()  # protects _found; a leaf
+        self._found: list[Conflict] = []
+
+    def found(self) -> list[Conflict]:
+        """Those of this mount, the last ones."""
+        with self._lock:
+            return list(self._found)
+
+    def evade(self, inode: Inode) -> bool:
+        """Whether the inode has got another name, under which it is queued, because others have changed its file.
+
+        Raises the ServiceError of a listing that was needed.
+        """
+        directory, name = paths.split(inode.path)
+        listing = self._tree.dcache.known(directory)
+        if listing is None:
+            return False  # the folder is new: nobody has listed it
+        oldest = self._tree.monotonic() - LOOK_AGE
+        if listing.asked_at < oldest:
+            try:
+                listing = self._tree.dcache.listing(directory, since=oldest)
+            except NotFound:
+                return False
+        theirs = listing.names.get(name)
+        if theirs is None:
+            return False  # deleted by others: ours is simply stored
+        with self._tree.lock, self._tree.journal.transaction(), inode.lock:
+            waits = inode.state is WriteState.QUEUED and inode.committed and not inode.unlinked
+            if not waits or inode.path != theirs.path or not is_foreign(inode, theirs):
+                return False
+            ours = self._free_name(theirs.path, listing.names.keys())
+            self._tree.move_aside(inode, ours)
+        log.warning("/%s was changed on the service too: what was written here is stored as /%s", theirs.path, ours)
+        with self._lock:
+            self._found = [*self._found, Conflict(theirs.path, ours)][-REMEMBERED:]
+        self._on_conflict(directory, {name})
+        return True
+
+    def _free_name(self, path: str, listed: Collection[str]) -> str:
+        """The caller holds the tree's lock."""
+        directory, name = paths.split(path)
+        host = re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname().partition(".")[0])[:40]
+        mark = f".conflict-{host}-{time.strftime('%Y%m%d-%H%M%S')}"
+        for number in itertools.count(1):
+            ending = mark if number == 1 else f"{mark}-{number}"
+            found = paths.join(directory, _shortened(name, len(ending)) + ending)
+            if paths.name(found) not in listed and self._tree.overlay.get(found) is None:
+                return found
+        raise AssertionError
+
+
+def _shortened(name: str, room: int) -> str:
+    """A name that leaves room for so many more bytes."""
+    encoded = name.encode("utf-8", "surrogateescape")[: paths.NAME_MAX - room]
+    return encoded.decode("utf-8", "ignore") if len(encoded) < len(name.encode("utf-8", "surrogateescape")) else name

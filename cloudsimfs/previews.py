@@ -1,0 +1,45 @@
+"""Who looks into files uninvited, and how many API calls that may take.
+
+Showing a folder, a file manager reads the head of each file whose name does not tell its type, and a thumbnailer
+reads each picture: a call per file. What tells them from programs that work with a file:
+
+    O_NOATIME              how GLib looks for a type: leaving no trace, as backups do
+    the lowest priority    tumbler (Thunar) and indexers run at nice 19, or as SCHED_IDLE
+    the program's name     the thumbnailers of GNOME (gdk-pixbuf-thumbnailer, evince-thumbnailer, ...)
+
+They get what is here, and may fetch while the hour has calls to spare; then they are refused, with EDQUOT: after an
+EPERM GLib would open the file again without the mark.
+"""
+
+from __future__ import annotations
+
+import os
+
+from cloudsimfs.service.budget import BudgetState
+
+SPARE = 0.8  # share of the hour's calls that previews leave to others
+NICEST = 19  # nice(2)
+PATH_MAX = 4096  # bytes
+
+
+def is_preview(flags: int, thread: int) -> bool:
+    """Whether an open with these O_ flags by this thread is no more than a look. 0: the thread is not known."""
+    if flags & os.O_ACCMODE != os.O_RDONLY:
+        return False
+    return bool(flags & os.O_NOATIME) or (thread > 0 and _is_previewer(thread))
+
+
+def _is_previewer(thread: int) -> bool:
+    try:
+        if os.getpriority(os.PRIO_PROCESS, thread) == NICEST or os.sched_getscheduler(thread) == os.SCHED_IDLE:
+            return True
+        with open(f"/proc/{thread}/cmdline", "rb") as words:
+            program = words.read(PATH_MAX).partition(b"\0")[0]
+    except OSError:  # it has ended, or hides
+        return False
+    return b"thumbnail" in os.path.basename(program)
+
+
+def is_spare(state: BudgetState) -> bool:
+    """Whether a preview may make a call."""
+    return not state.limit or state.remaining is None or state.remaining >= SPARE * state.limit

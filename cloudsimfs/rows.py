@@ -1,0 +1,88 @@
+"""The rows of the journal that are about files as values, and entries as text. The schema is in `journal`. Pure."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from cloudsimfs.service.model import Entry
+
+
+@dataclass(frozen=True, slots=True)
+class Bytes:
+    """A backing file and what it holds; the columns both `file` and `draft` have."""
+
+    backing: str
+    size: int
+    source: Entry | None
+    etag: str | None
+    remote_end: int
+    present: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FileRow:
+    """One row of `file`; see the schema."""
+
+    ino: int
+    path: str
+    state: str
+    generation: int
+    uploaded: bool
+    base: Entry | None
+    stored_ns: int | None
+    bytes: Bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRow:
+    """One row of `draft`; see the schema."""
+
+    ino: int
+    path: str
+    generation: int
+    uploaded: bool
+    base: Entry | None
+    since_ns: int
+    kept: bool
+    bytes: Bytes
+
+
+@dataclass(frozen=True, slots=True)
+class GoneRow:
+    """One row of `gone`; see the schema."""
+
+    path: str
+    entry: Entry | None
+    is_dir: bool
+    below: tuple[Entry, ...]
+    after: tuple[int, ...]
+    done: bool
+
+
+def pack(entry: Entry | None) -> str | None:
+    if entry is None:
+        return None
+    return json.dumps([entry.id, entry.dirname, entry.name, entry.is_dir, entry.size, entry.mtime_ns])
+
+
+def unpack(text: str | None) -> Entry | None:
+    return None if text is None else Entry(*json.loads(text))
+
+
+def unpack_version(text: str | None) -> tuple[int, int, int] | None:
+    if text is None:
+        return None
+    entry_id, size, mtime_ns = json.loads(text)
+    return entry_id, size, mtime_ns
+
+
+def pack_bytes(held: Bytes) -> tuple[str, int, str | None, str | None, int, str]:
+    return held.backing, held.size, pack(held.source), held.etag, held.remote_end, json.dumps(held.present)
+
+
+def unpack_bytes(
+    backing: str, size: int, source: str | None, etag: str | None, remote_end: int, present: str
+) -> Bytes:
+    ranges = tuple((start, end) for start, end in json.loads(present))
+    return Bytes(backing, size, unpack(source), etag, remote_end, ranges)

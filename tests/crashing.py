@@ -1,0 +1,80 @@
+"""A mount whose daemon kills itself just after one step: `python crashing.py POINT[:N] cloudsimfs mount ...`.
+
+POINT is a row of the table below, N the time it is reached (the first if left out). The product knows nothing of
+this: the function that makes the step is wrapped before the command line starts, and the daemon is forked from here.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from cloudsimfs.content import Content
+from cloudsimfs.datacache import DataCache
+from cloudsimfs.inode import Gone
+from cloudsimfs.journal import Journal
+from cloudsimfs.operations import Operations
+from cloudsimfs.service import Client
+from cloudsimfs.syncer import Syncer
+from cloudsimfs.tree import Tree
+from cloudsimfs.writeback import Writeback
+
+
+def always(*_: Any, **__: Any) -> bool:
+    return True
+
+
+# The step's name, the function that makes it, and which of its calls count; by the numbers of journal.py.
+POINTS: dict[str, tuple[type, str, Callable[..., bool]]] = {
+    "1-written": (Content, "write", always),
+    "2-committed": (Writeback, "commit", lambda _, inode, **__: inode.committed),
+    "3-closed": (Operations, "release", always),
+    "4-synced": (Syncer, "sync", always),
+    "5-uploaded": (Client, "upload", always),
+    "6-stored": (Journal, "save_file", lambda _, row: row.state == "stored"),
+    "7-confirmed": (Tree, "_retire", lambda _, item, __: not isinstance(item, Gone) and not item.is_dir),
+    "8-evicted": (DataCache, "_make_room", always),
+    "bytes-dropped": (Content, "drop", always),
+    "unlinked": (Operations, "unlink", always),
+    "folder-removed": (Operations, "rmdir", always),
+    "renamed": (Operations, "rename", always),
+    "deleted": (Client, "delete", always),
+    "delete-kept": (Journal, "save_gone", lambda _, row: row.done),
+    "tombstone-dropped": (Journal, "drop_gone", always),
+    "tombstone-retired": (Tree, "_retire", lambda _, item, __: isinstance(item, Gone)),
+    "service-told": (Client, "delete_cache", always),
+}
+
+
+def arm(point: str, at: int) -> None:
+    """Have this process killed after the function of `point` was called for the `at`-th time."""
+    owner, name, counts = POINTS[point]
+    step = getattr(owner, name)
+    calls = itertools.count(1)
+
+    @functools.wraps(step)
+    def deadly(*args: Any, **kwargs: Any) -> Any:
+        result = step(*args, **kwargs)
+        if counts(*args, **kwargs) and next(calls) == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    setattr(owner, name, deadly)
+
+
+def main() -> None:
+    from cloudsimfs.cli import main as command_line
+
+    point, _, at = sys.argv[1].partition(":")
+    arm(point, int(at or 1))
+    sys.argv[1:] = sys.argv[3:]
+    command_line(prog_name="cloudsimfs")
+
+
+if __name__ == "__main__":
+    main()
