@@ -64,15 +64,15 @@ def test_killed_before_the_intent(box: Sandbox, m: Mounted) -> None:
 
 @pytest.mark.parametrize("api", ["v2"])
 def test_killed_with_the_post_under_way(box: Sandbox, m: Mounted) -> None:
-    """Here it never gets through; nobody can know that."""
+    """Whether it gets through is up to the network; nobody here can know that."""
     fault = box.faults.add("launch", "hang")
     killed_while(m, asked_for(box, "launch"))
     box.faults.remove(fault)
     m.start()
     sims = Simulations(m)
-    assert sims.write("launch", WORDS) == errno.EAGAIN
-    assert "no new run is to be seen" in sims.read("error")
-    assert box.runs() == []
+    code = sims.write("launch", WORDS)
+    assert (code, len(box.runs())) in [(errno.EAGAIN, 0), (errno.EEXIST, 1)]
+    assert ("did start run" if box.runs() else "no new run is to be seen") in sims.read("error")
 
 
 def test_killed_between_the_post_and_its_answer(box: Sandbox, m: Mounted) -> None:
