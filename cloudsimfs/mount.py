@@ -33,7 +33,7 @@ from cloudsimfs.errors import (
 )
 from cloudsimfs.handles import Handles
 from cloudsimfs.journal import Journal
-from cloudsimfs.kernel import library_version, serve
+from cloudsimfs.kernel import interrupted, library_version, serve
 from cloudsimfs.listings import ListingStore
 from cloudsimfs.operations import Operations
 from cloudsimfs.previews import is_spare
@@ -233,7 +233,7 @@ class Mount:
     def flush(self) -> None:
         """Wait until all is stored. Raises TimedOut when it takes longer than one write may: write again."""
         try:
-            self._files.writeback.drain(timeout=FLUSH_BOUND)
+            self._files.writeback.drain(timeout=FLUSH_BOUND, interrupted=interrupted)
         except NotFinished as error:
             raise TimedOut(str(error)) from error
 
