@@ -191,6 +191,7 @@ class Gone:
         self.done = False  # guarded by Writeback.lock; the service has acknowledged the delete
         self.done_at = math.inf  # monotonic seconds of that, or of the replay
         self.looks = 0  # how often what was uploaded there was looked for in vain; guarded by Writeback.lock
+        self.refused_at = math.inf  # when the service first refused to delete it, monotonic seconds
         self.others_stay = False  # a folder's delete left it standing, with what others have put there
 
     def finish(self, now: float) -> None:

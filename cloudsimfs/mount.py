@@ -276,6 +276,7 @@ class _Files:
             clock=clock,
             on_stored=lambda inode: self.tree.stored(inode),
             on_deleted=lambda gone: self.tree.deleted(gone),
+            on_kept=lambda gone: self.tree.kept(gone),
             find_entry=lambda path, since: self.tree.find_entry(path, since),
             may_delete_folder=lambda gone, since: self.tree.only_holds(gone, since),
             evade_conflict=lambda inode: self.conflicts.evade(inode),

@@ -36,6 +36,8 @@ def rename(tree: Tree, old: str, new: str, *, replace_target: bool = True) -> No
     else:
         if target is not None and is_dir(target):
             raise IsDirectory(f"/{new}")
+        if tree.measure(old):
+            source = tree.lookup(old)
         above = tree.listing(paths.parent(old))
         with tree.lock, tree.journal.transaction():
             inode = tree.inode_of(old, source)
@@ -155,6 +157,7 @@ def _subtree(tree: Tree, top: str, node: Node) -> tuple[list[tuple[str, Node]], 
     for directory, _ in folders:
         for name, _attr in tree.readdir(directory, hidden=True):
             path = paths.join(directory, name)
+            tree.measure(path)
             found = tree.lookup(path)
             (folders if is_dir(found) else files).append((path, found))
     return folders, files

@@ -238,17 +238,33 @@ class Tree:
 
     # -- open and close ----------------------------------------------------------------------------------
 
-    def open(self, path: str, *, write: bool) -> Inode:
+    def open(self, path: str, *, write: bool, truncate: bool = False) -> Inode:
         """The inode of a file, counted as open once more. Raises IsDirectory or as `lookup`."""
         node = self.lookup(path)
         if is_dir(node):
             raise IsDirectory(f"/{path}")
         with self.lock:
             inode = self.inode_of(path, node)
-            self.pin(inode)  # may fail: before it counts as open
+            self.pin(inode, replaced=truncate)  # may fail: before it counts as open
             inode.opens += 1
             inode.writers += write
         return inode
+
+    def measure(self, path: str) -> bool:
+        """Have the size of a file whose listing did not tell it, before anything is built on it: True if it did not.
+
+        Raises as `lookup`, or the ServiceError of asking.
+        """
+        node = self.lookup(path)
+        entry = node.entry if isinstance(node, Inode) else node
+        if entry is None or entry.sized or entry.is_dir:
+            return False
+        found = self.dcache.measured(entry)
+        if isinstance(node, Inode):
+            with node.lock:
+                if node.content is None and node.entry == entry:
+                    node.entry = found
+        return True
 
     def inode_of(self, path: str, node: Node | None) -> Inode:
         """The one inode of a path. The caller holds the lock."""
@@ -265,17 +281,22 @@ class Tree:
         self.overlay.put(path, inode)
         return inode
 
-    def pin(self, inode: Inode) -> None:
+    def pin(self, inode: Inode, *, replaced: bool = False) -> None:
         """Have the content's backing file open. The caller holds the lock."""
         with inode.lock:
             if not inode.pinned:
-                self.content_of(inode).acquire()
+                self.content_of(inode, replaced=replaced).acquire()
                 inode.pinned = True
 
-    def content_of(self, inode: Inode) -> Content:
-        """The inode's content. The caller holds the inode's lock."""
+    def content_of(self, inode: Inode, *, replaced: bool = False) -> Content:
+        """The inode's content; if that is going to be `replaced`, its size need not be known (`measure`).
+
+        The caller holds the inode's lock.
+        """
         if inode.content is None:
             assert inode.entry is not None
+            if not (inode.entry.sized or replaced):
+                raise TryAgain(f"/{inode.path}: its size is not known yet; try again")
             inode.content = self.datacache.for_entry(inode.entry)
         return inode.content
 
@@ -460,6 +481,18 @@ class Tree:
                 self.overlay.pop(gone.path)
                 self.journal.drop_gone(gone.path)
                 self._hide_files(gone)
+
+    def kept(self, gone: Gone) -> None:
+        """The service does not delete it: the name has again what is listed under it."""
+        with self.lock, self.journal.transaction():
+            item = self.overlay.get(gone.path)
+            if item is gone:
+                self.overlay.pop(gone.path)
+            if item is gone or not isinstance(item, Gone):
+                self.journal.drop_gone(gone.path)
+        self.refresh(gone.path)
+        if gone.is_dir:
+            self.dcache.forget(gone.path)  # some of it may be gone
 
     def find_entry(self, path: str, since: float) -> Entry | None:
         """What is stored under a path, by a listing asked for after `since` (monotonic seconds)."""

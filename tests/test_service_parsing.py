@@ -23,6 +23,7 @@ from cloudsimfs.errors import (
     Refused,
     ServerFault,
     TimedOut,
+    Unexplained,
     VersionNotEnabled,
 )
 from cloudsimfs.service import entries, failures, parsing, v1, v2
@@ -396,7 +397,8 @@ def test_no_launch_id(reply: Any) -> None:
         (v2.view("x"), 403, '{"errors": ["Unauthorized."]}', KeyRefused),
         (v2.view("x"), 403, '{"errors": ["User not enabled."]}', VersionNotEnabled),
         (v2.view("x"), 403, '{"errors": ["API v2 is not enabled for this account"]}', VersionNotEnabled),
-        (v2.view("x"), 403, '{"errors": ["A technical problem has occurred, try again later."]}', Refused),
+        (v2.view("x"), 403, '{"errors": ["A technical problem has occurred, try again later."]}', Unexplained),
+        (v2.view("x"), 403, "<html>no</html>", Unexplained),
         (v2.view("x"), 403, '{"errors": [["deep"], {"a": 1}]}', Refused),
     ],
 )

@@ -15,7 +15,8 @@ class Entry:
     """One file or folder of the storage (service-api.md section 2.3, service-observed.md "Storage entries").
 
     `id` 0 means "not known": a folder seen only as part of a file's path, or the root. `size` is in bytes, 0
-    for folders. `mtime_ns` is nanoseconds since the epoch, None when the service did not say.
+    for folders. `mtime_ns` is nanoseconds since the epoch, None when the service did not say. Without `sized` it did
+    not say the size either: 0 is no size to build on then, ask `Client.measure`.
     """
 
     id: int
@@ -24,6 +25,7 @@ class Entry:
     is_dir: bool
     size: int = 0
     mtime_ns: int | None = None
+    sized: bool = True
 
     @property
     def path(self) -> str:
