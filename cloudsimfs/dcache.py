@@ -213,12 +213,7 @@ class DCache:
         return age < (self._ttl if steady else self._ttl * self._stretch())
 
     def _stretch(self) -> float:
-        """1 while at least half of the hour's calls are left, up to STRETCH when none are."""
-        state = self._client.budget.snapshot()
-        if not state.limit or state.remaining is None:
-            return 1.0
-        left = state.remaining / state.limit
-        return 1.0 if left >= 0.5 else 1.0 + (STRETCH - 1.0) * (1.0 - 2.0 * left)
+        return self._client.budget.stretch(STRETCH)
 
     def _fly(self, path: str, flight: Flight, since: float | None) -> None:
         with self._lock:

@@ -93,7 +93,8 @@ def _move_file(tree: Tree, inode: Inode, new: str, target: Node | None) -> Gone 
         was_open_dirty = inode.state is WriteState.DIRTY
         if not was_open_dirty:
             inode.change()
-        inode.path, inode.entry, inode.uploaded, inode.stored_ns = new, base, uploaded, None
+        inode.path, inode.stored_ns = new, None
+        inode.rebase(base, uploaded=uploaded, at=tree.monotonic())
         inode.local_only = is_local_name(paths.name(new))
         tree.overlay.put(new, inode)
         tree.touch(paths.parent(new))

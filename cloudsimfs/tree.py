@@ -65,6 +65,7 @@ class Tree:
         self._owner = owner
         self._clock = clock
         self._born_ns = self.now_ns()
+        self.born_at = self.monotonic()  # listings asked for later may have news of what the journal speaks of
         self._touched: dict[str, int] = {}  # when names in a directory last changed here, ns; guarded by lock
         self._seen: dict[str, float] = {}  # asked_at of the last listing reconciled; guarded by lock
 
@@ -177,7 +178,8 @@ class Tree:
             inode.unlinked = True
             self._drop_content(inode)
         inode.move("confirmed")
-        inode.entry, inode.uploaded, inode.closed_size = entry, False, None
+        inode.rebase(entry, uploaded=False, at=self.monotonic())
+        inode.closed_size = None
 
     def _drop_content(self, inode: Inode) -> None:
         if inode.opens == 0:
@@ -275,6 +277,7 @@ class Tree:
             raise NotFound(f"/{path}")  # it went while the listing was fetched
         attr = replace(self.attrs.get(path) or LocalAttr(), ino=self.attrs.ino(path))
         inode = Inode(path, is_dir=node.is_dir, entry=node, attr=attr)
+        inode.based_at = self.monotonic()
         self.overlay.put(path, inode)
         return inode
 
@@ -443,7 +446,8 @@ class Tree:
         if self.overlay.get(old) is inode:
             self.overlay.pop(old)
         inode.attr = replace(inode.attr, mtime_ns=self.attr(old, inode).mtime_ns, version=None)
-        inode.path, inode.entry, inode.uploaded, inode.stored_ns = path, None, False, None
+        inode.path, inode.stored_ns = path, None
+        inode.rebase(None, uploaded=False, at=self.monotonic())
         self.overlay.put(path, inode)
         self.forget_attr(old)
         self.keep_attr(path, inode.attr)

@@ -34,7 +34,7 @@ from cloudsimfs.errors import (
     TryAgain,
     WrongState,
 )
-from cloudsimfs.fetching import Interrupted
+from cloudsimfs.fetching import Interrupted, never
 from cloudsimfs.inode import ANYBODY, NOBODY, Gone, Inode, WriteState
 from cloudsimfs.journal import Journal
 from cloudsimfs.meter import Meter
@@ -512,7 +512,9 @@ class Writeback:
         self.queue.stop(timeout=5)
         self._cache_queue.stop(timeout=5)
 
-    def drain(self, folder: str = paths.ROOT, *, timeout: float | None = None) -> None:
+    def drain(
+        self, folder: str = paths.ROOT, *, timeout: float | None = None, interrupted: Interrupted = never
+    ) -> None:
         """Wait until all below `folder` is on the service and the service knows (design.md, invariant 8).
 
         Raises TryAgain as soon as an operation below has failed, or when `timeout` seconds have passed, WrongState if
@@ -523,7 +525,7 @@ class Writeback:
             refused = [error for inode, error in self._refused.items() if paths.is_below(inode.path, folder)]
         if refused:
             raise TryAgain(f"{refused[0]}; write it again, or remove it")
-        self.queue.drain(lambda jobs: self._awaited(jobs, folder), timeout=timeout)
+        self.queue.drain(lambda jobs: self._awaited(jobs, folder), timeout=timeout, interrupted=interrupted)
         with self.queue.lock:
             self._cache_wanted = self._cache_stale
         self._cache_queue.drain(lambda jobs: jobs, timeout=timeout)

@@ -275,6 +275,22 @@ class Budget:
                 calls=self._calls,
             )
 
+    def stretch(self, most: float) -> float:
+        """What looks are stretched by: 1 while at least half of the hour's calls are left, up to `most` at none."""
+        state = self.snapshot()
+        if not state.limit or state.remaining is None:
+            return 1.0
+        left = state.remaining / state.limit
+        return 1.0 if left >= 0.5 else 1.0 + (most - 1.0) * (1.0 - 2.0 * left)
+
+    def pace(self, share: float) -> float:
+        """Seconds between calls that make `share` of what is left last until the hour turns."""
+        state = self.snapshot()
+        if state.remaining is None:
+            return 0.0
+        left = min(HOUR, max(0.0, state.resets_at - self._clock.now()))
+        return left / max(1.0, share * state.remaining)
+
     def _spent(self, seconds: float) -> BudgetSpent:
         with self._lock:
             now = self._time.now()

@@ -191,8 +191,13 @@ class Client:
         sent = parsing.items(call, self._exchange.call(call, urgency), "a listing")
         return sent, entries.listing(call, sent, path).entries
 
-    def _paged(self, label: str, page: Callable[[int], tuple[list[Any], list[Record]]]) -> list[Record]:
-        """All pages up to the empty one. What moved onto the next page meanwhile is taken once."""
+    def _paged(
+        self,
+        label: str,
+        page: Callable[[int], tuple[list[Any], list[Record]]],
+        enough: Callable[[list[Record]], bool] | None = None,
+    ) -> list[Record]:
+        """All pages up to the empty one, or to what is `enough`. What moved onto the next page is taken once."""
         found: dict[int, Record] = {}
         before: list[Any] = []
         for number in range(1, _PAGES + 1):
@@ -203,6 +208,8 @@ class Client:
                 raise BadReply(f"{label}: page {number} repeats the page before it")
             before = sent
             found.update((each.id, each) for each in parsed)
+            if enough is not None and enough(list(found.values())):
+                return list(found.values())
         raise BadReply(f"{label}: more than {_PAGES} pages")
 
     def list_all(self, *, urgency: Urgency = Urgency.NORMAL) -> list[Entry]:
@@ -347,11 +354,23 @@ class Client:
 
     # -- simulations ------------------------------------------------------------------------------------
 
-    def simulations(self, *, urgency: Urgency = Urgency.NORMAL) -> list[Simulation]:
-        """All runs of the user, without their logs in v2."""
-        if self._uses_v2("simulations", urgency):
+    def simulations(
+        self,
+        *,
+        logs: bool = False,
+        enough: Callable[[list[Simulation]], bool] | None = None,
+        urgency: Urgency = Urgency.NORMAL,
+    ) -> list[Simulation]:
+        """All runs of the user; v2's are without their logs, and come in pages, the newest first.
+
+        `logs` makes v1's call, which has them, also for v2 accounts. `enough`, told the runs of the pages so far, may
+        say that no more pages are wanted.
+        """
+        if not logs and self._uses_v2("simulations", urgency):
             try:
-                return self._paged("GET /simulation/index-short", lambda page: self._simulations_page(page, urgency))
+                return self._paged(
+                    "GET /simulation/index-short", lambda page: self._simulations_page(page, urgency), enough
+                )
             except (NotOffered, NoSuchEntry) as error:
                 return self._fallen_back("simulations", error, lambda: self._simulations_v1(urgency))
         return self._simulations_v1(urgency)

@@ -61,6 +61,16 @@ class Signal(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Picture:
+    """A run's picture: a name fit for a file, unique in its run, and where it is: a URL, or the picture itself as a
+    `data:` URL or in base64. A URL may carry a signature: never log it.
+    """
+
+    name: str
+    source: str = field(repr=False, compare=False)  # signed anew with every reply
+
+
+@dataclass(frozen=True, slots=True)
 class Simulation:
     """One run (service-api.md section 2.1). `raw` holds every member as the service sent it."""
 
@@ -75,7 +85,7 @@ class Simulation:
     started: str = ""
     ended: str = ""
     output: str | None = None  # None: this call did not carry it
-    images: tuple[str, ...] = ()
+    images: tuple[Picture, ...] = ()
     raw: Mapping[str, Any] = field(default_factory=dict)
 
     @property
