@@ -22,7 +22,16 @@ from pathlib import Path
 from typing import Protocol
 
 from cloudsimfs import growth
-from cloudsimfs.errors import BadHandle, Cancelled, CloudsimfsError, NoSpace, ServiceError, Stale, VersionChanged
+from cloudsimfs.errors import (
+    BadHandle,
+    Cancelled,
+    CloudsimfsError,
+    FsError,
+    NoSpace,
+    ServiceError,
+    Stale,
+    VersionChanged,
+)
 from cloudsimfs.fetching import Fetcher, FetchPool, Flight, Interrupted, Source, Waiter, disk_failure, never
 from cloudsimfs.rangelog import RangeLog
 from cloudsimfs.ranges import RangeSet
@@ -100,11 +109,28 @@ class Content:
         with self.lock:
             if self._users == 0:
                 if self._fd < 0:
-                    self._fd = os.open(self.backing, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                    self._open_locked()
                 os.ftruncate(self._fd, self.size)
                 if self._log is not None:
                     self._log.touch()
             self._users += 1
+
+    def _open_locked(self) -> None:
+        """Open the backing file, or make it. Bytes it should have and has not, because somebody or a power loss took
+        them, must never be read or uploaded as zeros: what the service has is fetched anew, the rest is an error.
+        """
+        try:
+            fd = os.open(self.backing, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise disk_failure(error) from error
+        if (self.present or self.size > self.remote_end) and os.fstat(fd).st_size < self.size:
+            if self._is_local:
+                os.close(fd)
+                raise FsError(f"{self.backing}: removed or cut short by another program; its bytes are lost")
+            self.present = RangeSet()
+            if self._log is not None:
+                self._log.begin()
+        self._fd = fd
 
     def release(self) -> None:
         with self.lock:
@@ -384,7 +410,8 @@ class Content:
             with self.lock:
                 if not still_wanted():
                     raise Cancelled("the file was changed again")
-                block = os.pread(self._open_fd(), BLOCK, position)
+                # what a write that failed has left beyond the end is not the file's
+                block = os.pread(self._open_fd(), min(BLOCK, self.size - position), position)
             if not block:
                 raise ServiceError(f"{self.backing.name}: the backing file is shorter than it should be")
             yield block

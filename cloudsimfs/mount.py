@@ -22,6 +22,7 @@ from cloudsimfs.datacache import DataCache
 from cloudsimfs.dcache import DCache
 from cloudsimfs.errors import (
     BudgetSpent,
+    Cancelled,
     KeyRefused,
     MountError,
     NotDirectory,
@@ -31,10 +32,11 @@ from cloudsimfs.errors import (
     TimedOut,
     Unreachable,
     VersionNotEnabled,
+    WrongState,
 )
 from cloudsimfs.handles import Handles
 from cloudsimfs.journal import Journal
-from cloudsimfs.kernel import library_version, serve
+from cloudsimfs.kernel import interrupted, library_version, serve
 from cloudsimfs.listings import ListingStore
 from cloudsimfs.operations import Operations
 from cloudsimfs.previews import is_spare
@@ -169,7 +171,24 @@ class Mount:
             raise NotDirectory(f"{path!r} is a file; a run needs its folder")
 
     def barrier(self, path: str) -> None:
-        self._files.writeback.drain(path, timeout=BARRIER_BOUND)
+        self._files.writeback.check_refused(path)
+        for inode in self._files.tree.half_written():
+            if paths.is_below(inode.path, path) and not inode.local_only:
+                raise WrongState(
+                    f"/{inode.path} was being written when the last mount ended, and is not stored; "
+                    "`cloudsimfs recover` uploads or discards it"
+                )
+        self._files.writeback.drain(path, timeout=BARRIER_BOUND, check=self._check_barrier)
+
+    def _check_barrier(self) -> None:
+        """Asked while a launch waits: who launches must not wait for the hour to turn."""
+        _check_interrupted()
+        budget = self.client.budget.snapshot()
+        if budget.waiting and budget.remaining == 0:
+            raise BudgetSpent(
+                "no API calls are left in this hour for the uploads that the launch needs",
+                retry_after=max(0.0, budget.resets_at - self._clock.now()),
+            )
 
     def refresh(self, path: str) -> None:
         """Look anew at a path and all below it, and for a while often: others are writing there."""
@@ -193,7 +212,7 @@ class Mount:
     def flush(self) -> None:
         """Wait until all is stored. Raises TimedOut when it takes longer than one write may: write again."""
         try:
-            self._files.writeback.drain(timeout=FLUSH_BOUND)
+            self._files.writeback.drain(timeout=FLUSH_BOUND, check=_check_interrupted)
         except NotFinished as error:
             raise TimedOut(str(error)) from error
 
@@ -280,6 +299,7 @@ class _Files:
             find_entry=lambda path, since: self.tree.find_entry(path, since),
             may_delete_folder=lambda gone, since: self.tree.only_holds(gone, since),
             evade_conflict=lambda inode: self.conflicts.evade(inode),
+            set_aside=lambda inode: self.conflicts.set_aside(inode),
         )
         self.tree = Tree(self.dcache, self.datacache, self.writeback, self.journal, owner=_owner(config), clock=clock)
         self.conflicts = Conflicts(self.tree, on_conflict=on_change)
@@ -291,6 +311,12 @@ class _Files:
             may_preview=lambda: is_spare(client.budget.snapshot()),
         )
         self.recovery = Recovery(self.tree, self.handles)
+
+
+def _check_interrupted() -> None:
+    """Within a callback that waits: whoever was killed must not wait on."""
+    if interrupted():
+        raise Cancelled("interrupted while waiting for uploads")
 
 
 def _owner(config: Config) -> Owner:
