@@ -30,6 +30,7 @@ from cloudsimfs.errors import (
     NotFound,
     ServerFault,
     TimedOut,
+    TryAgain,
     Unreachable,
     VersionNotEnabled,
     WrongState,
@@ -178,13 +179,21 @@ class Mount:
                     f"/{inode.path} was being written when the last mount ended, and is not stored; "
                     "`cloudsimfs recover` uploads or discards it"
                 )
-        self._files.writeback.drain(path, timeout=BARRIER_BOUND, check=self._check_barrier)
+        try:
+            self._files.writeback.drain(path, timeout=BARRIER_BOUND, check=self._check_barrier)
+        except TryAgain:
+            self._check_calls()  # no calls are left: the reason of it, with the errno it has
+            raise
 
     def _check_barrier(self) -> None:
         """Asked while a launch waits: who launches must not wait for the hour to turn."""
         _check_interrupted()
+        if self.client.budget.snapshot().waiting:
+            self._check_calls()
+
+    def _check_calls(self) -> None:
         budget = self.client.budget.snapshot()
-        if budget.waiting and budget.remaining == 0:
+        if budget.remaining == 0:
             raise BudgetSpent(
                 "no API calls are left in this hour for the uploads that the launch needs",
                 retry_after=max(0.0, budget.resets_at - self._clock.now()),

@@ -476,18 +476,15 @@ class Writeback:
         self._wait_for_releases(folder)
         self.check_refused(folder)
 
-        def awaited(jobs: list[Job]) -> list[Job]:
-            check()
-            return self._awaited(jobs, folder)
+        def checked(jobs: list[Job]) -> list[Job]:
+            if jobs:
+                check()
+            return jobs
 
-        def tellers(jobs: list[Job]) -> list[Job]:
-            check()
-            return jobs if self._told < wanted else []
-
-        self.queue.drain(awaited, timeout=timeout)
+        self.queue.drain(lambda jobs: checked(self._awaited(jobs, folder)), timeout=timeout)
         with self.queue.lock:
             wanted = self._told_wanted = self._ended
-        self._cache_queue.drain(tellers, timeout=timeout)
+        self._cache_queue.drain(lambda jobs: checked(jobs if self._told < wanted else []), timeout=timeout)
 
     def check_refused(self, folder: str) -> None:
         """Raises TryAgain if the close of a file below has failed."""
