@@ -116,7 +116,8 @@ def _entomb_folder(tree: Tree, path: str, entry: Entry, *, empty: bool) -> None:
     gone = Gone(path, entry, is_dir=True)
     after: set[Inode] = set()
     for below, item in tree.overlay.below(path):
-        if isinstance(item, Gone) and not item.done and tree.writeback.undelete(item):
+        if isinstance(item, Gone) and not item.done:
+            tree.writeback.undelete(item)  # one that has begun may never end: it is asked for again
             gone.below += item.below if item.is_dir else [item.entry or unknown_file(below)]
             after |= item.after
             tree.overlay.pop(below)

@@ -29,7 +29,7 @@ Api = Literal["auto", "v1", "v2"]
 KERNEL_SHARE = 0.25  # of the TTL, for which the kernel may answer by itself; the rest is the listing's
 CACHE_SHARE = 0.8  # of what is free on the cache's disk, if that is less than the cache's size
 
-_PROFILE_VARIABLE = "CLOUDSIMFS_PROFILE"
+PROFILE_VARIABLE = "CLOUDSIMFS_PROFILE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +93,7 @@ class Config:
     ttl: float = default("ttl")
     run_ttl: float = default("run-ttl")
     write_back: float = default("write-back")
+    fsync: str = default("fsync")
     offline: bool = False
     key_in_query: bool = False
     read_only: bool = False
@@ -115,7 +116,7 @@ def resolve(given: Mapping[str, str | None], profile: str | None = None, *, new:
 
     The profile is `profile`, else CLOUDSIMFS_PROFILE, else the default one. `new`: it need not exist.
     """
-    found = profiles.read(profile or os.environ.get(_PROFILE_VARIABLE) or None)
+    found = profiles.read(profile or os.environ.get(PROFILE_VARIABLE) or None)
     if not found.known and not new and found.name != profiles.DEFAULT:
         hint = near(found.name, profiles.names()) or f"; make it: cloudsimfs login --profile {found.name}"
         raise ConfigError(f"profile {found.name}: not in {profiles.config_file()}{hint}")

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from cloudsimfs import config, mountpoint
+from cloudsimfs import config, keys, mountpoint
 from cloudsimfs.errors import CloudsimfsError, ConfigError, KeyRefused
 from cloudsimfs.journal import count_pending
 from cloudsimfs.service import Client, Entry
+from cloudsimfs.settings import SETTINGS, near
 
 Level = Literal["ok", "warning", "failure"]
 
@@ -99,6 +100,15 @@ def check_updatedb(file: Path = Path("/etc/updatedb.conf")) -> Finding:
     return Finding("updatedb", "warning", "walks over the mount at night, which costs API calls", remedy)
 
 
+def check_environment() -> Finding:
+    known = {row.variable for row in SETTINGS.values()} | {keys.VARIABLE, config.PROFILE_VARIABLE}
+    unknown = sorted(name for name in os.environ if name.startswith("CLOUDSIMFS_") and name not in known)
+    if not unknown:
+        return Finding("environment", "ok", "holds no setting that is unknown")
+    text = ", ".join(f"{name} is no setting{near(name, known)}" for name in unknown)
+    return Finding("environment", "warning", text, f"unset {' '.join(unknown)}")
+
+
 # -- what is mounted, and kept ---------------------------------------------------------------------------------
 
 
@@ -164,7 +174,8 @@ def check_service(client: Client, *, now: Callable[[], float] = time.time) -> It
     except CloudsimfsError as error:
         yield Finding("service", "failure", str(error), "check --url and the network; is a proxy needed?")
         return
-    yield Finding("service", "ok", f"answers, API {version}")
+    calls = client.budget.snapshot().calls
+    yield Finding("service", "ok", f"answers, API {version}; asking took {calls} call{'s' if calls > 1 else ''}")
     yield _clock(client.clock_skew)
     yield _budget(client)
     yield _old_files([entry for entry in entries if not entry.is_dir], now())

@@ -272,7 +272,7 @@ class Fetcher:
 
     def plan_locked(self, start: int, end: int) -> Window:
         """A read of `[start, end)`: what is worth having now."""
-        return self._readahead.plan(start, end, self._target.end_locked())
+        return self._readahead.plan(start, end, self._target.end_locked(), self._pool.share())
 
     def want_locked(self, start: int, end: int, window: Window) -> Waiter | None:
         """Have `[start, end)` fetched, and of the window what may be; None if all of that range is there."""

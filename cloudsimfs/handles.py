@@ -45,14 +45,16 @@ class Handles:
         writeback: Writeback,
         syncer: Syncer,
         *,
+        fsync_remote: bool,
         may_preview: Callable[[], bool],
     ) -> None:
-        """`may_preview` tells whether there are calls to spare."""
+        """`fsync_remote`: fsync(2) waits for the service. `may_preview` tells whether there are calls to spare."""
         self.lock = threading.Lock()
         self._tree = tree
         self._datacache = datacache
         self._writeback = writeback
         self._syncer = syncer
+        self._fsync_remote = fsync_remote
         self._may_preview = may_preview
         self._handles: dict[int, Handle] = {}  # guarded by lock
         self._left: dict[int, Inode] = {}  # what a handle has moved on from; reads may still use it; guarded by lock
@@ -258,8 +260,11 @@ class Handles:
             with handle.inode.lock:
                 self._writeback.commit(handle.inode, by=fh)
 
-    def fsync(self, fh: int) -> None:
-        """What was written so far survives a power loss when this returns."""
+    def fsync(self, fh: int, interrupted: Interrupted = never) -> None:
+        """What was written so far survives a power loss when this returns; with `fsync_remote` it is stored.
+
+        The kernel calls it after each write of a file that was opened with O_SYNC or O_DSYNC, too.
+        """
         handle = self.get(fh)
         with handle.inode.lock:
             if handle.writable:
@@ -268,6 +273,8 @@ class Handles:
         if content is not None:
             self._syncer.closed(content)
         self.sync()
+        if self._fsync_remote:
+            self._writeback.store(handle.inode, interrupted)
 
     def sync(self) -> None:
         """All committed so far survives a power loss."""

@@ -6,8 +6,9 @@ nobody has open is only an `Entry` in a listing. This module does no I/O.
 Write states, all of them, and the only moves there are (`Inode.move` refuses any other):
 
     CLEAN --change--> DIRTY --close--> QUEUED --start--> UPLOADING --stored--> STORED --confirmed--> CLEAN
-                        ^                ^                  |
-                        |                +----- failed -----+
+                        ^                ^ ^                |                    |
+                        |                | +---- failed ----+                    |
+                        |                +----------- damaged -------------------+
                         +-- change (from QUEUED, UPLOADING, STORED): generation + 1, an upload is called off
 
 Locks: `Inode.lock` protects the inode's mutable fields and may be held over local disk I/O, never over a
@@ -52,6 +53,7 @@ TRANSITIONS: dict[tuple[WriteState, str], WriteState] = {
     (WriteState.UPLOADING, "stored"): WriteState.STORED,
     (WriteState.UPLOADING, "failed"): WriteState.QUEUED,
     (WriteState.STORED, "confirmed"): WriteState.CLEAN,
+    (WriteState.STORED, "damaged"): WriteState.QUEUED,
 }
 
 

@@ -7,7 +7,6 @@ import os
 import resource
 import signal
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -43,6 +42,7 @@ from cloudsimfs.operations import Operations
 from cloudsimfs.previews import is_spare
 from cloudsimfs.recovery import Recovery
 from cloudsimfs.replay import replay
+from cloudsimfs.report import Report
 from cloudsimfs.runs import Runs
 from cloudsimfs.service import Client, connect
 from cloudsimfs.syncer import Syncer
@@ -76,6 +76,16 @@ class Mount:
             stop=self._stop,
         )
         self._files = _Files(config, self.client, self._clock, on_change=self._changed)
+        self._report = Report(
+            config,
+            mountpoint,
+            self.client,
+            writeback=self._files.writeback,
+            datacache=self._files.datacache,
+            handles=self._files.handles,
+            recovery=self._files.recovery,
+            conflicts=self._files.conflicts,
+        )
         self._runs = Runs(self.client, self, self._files.journal, ttl=config.run_ttl, clock=self._clock)
         self._operations = Operations(
             self._files.tree,
@@ -226,54 +236,13 @@ class Mount:
             raise TimedOut(str(error)) from error
 
     def status(self) -> dict[str, object]:
-        pending = [
-            {"kind": job.kind, "path": job.path, "size": job.size, "sent": job.sent, "error": job.error}
-            for job in self._files.writeback.pending()
-        ]
-        used, limit = self._files.datacache.usage
-        return {
-            "version": __version__,
-            "pid": os.getpid(),
-            "url": self._config.url,
-            "mountpoint": str(self._mountpoint),
-            "pending": pending,
-            "conflicts": [asdict(conflict) for conflict in self._files.conflicts.found()],
-            "recover": [draft.path for draft in self._files.recovery.drafts()],
-            "cache": {"directory": str(self._config.cache_dir), "used": used, "limit": limit},
-            "open_files": self._files.handles.count,
-            "budget": asdict(self.client.budget.snapshot()),
-        }
+        return self._report.status()
 
     def status_text(self) -> str:
-        budget = self.client.budget.snapshot()
-        used, limit = self._files.datacache.usage
-        pending = self._files.writeback.pending()
-        left = "unlimited" if budget.remaining is None else f"{budget.remaining} of {budget.limit}"
-        lines = [
-            f"service   {self._config.url}",
-            f"pending   {len(pending)} operations",
-            f"cache     {used >> 20} of {limit >> 20} MiB in {self._config.cache_dir}",
-            f"calls     {budget.used} used this hour, {left} left",
-        ]
-        if budget.waiting:
-            turns = time.strftime("%H:%M", time.localtime(budget.resets_at))
-            lines.append(f"waiting   {budget.waiting} calls, for the hour to turn at {turns}")
-        lines += [
-            f"kept      /{draft.path}: was open for writing when the daemon died; see `cloudsimfs recover`"
-            for draft in self._files.recovery.drafts()[:10]
-        ]
-        lines += [
-            f"conflict  /{conflict.path} was changed on the service too; yours is /{conflict.ours}"
-            for conflict in self._files.conflicts.found()[-10:]
-        ]
-        lines += [f"waiting   /{job.path}: {job.error}" for job in pending if job.error][:10]
-        return "".join(f"{line}\n" for line in lines)
+        return self._report.status_text()
 
     def pending_text(self) -> str:
-        return "".join(
-            f"{job.kind} {job.sent} {job.size} /{job.path}{f'  ({job.error})' if job.error else ''}\n"
-            for job in self._files.writeback.pending()
-        )
+        return self._report.pending_text()
 
 
 class _Files:
@@ -317,6 +286,7 @@ class _Files:
             self.datacache,
             self.writeback,
             self.syncer,
+            fsync_remote=config.fsync == "remote",
             may_preview=lambda: is_spare(client.budget.snapshot()),
         )
         self.recovery = Recovery(self.tree, self.handles)

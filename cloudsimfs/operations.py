@@ -333,7 +333,7 @@ class Operations(Callbacks):  # type: ignore[misc]  # the fallback binding has n
     @callback
     def fsync(self, _path: str, _datasync: int, fi: Any) -> int:
         if fi.fh < FIRST_HANDLE:
-            self._handles.fsync(fi.fh)
+            self._handles.fsync(fi.fh, interrupted)
         return 0
 
     @callback

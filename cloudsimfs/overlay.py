@@ -112,8 +112,10 @@ class Overlay:
         names: Mapping[str, Entry],
         asked_at: float,
         retire: Callable[[Item, Entry | None], None],
+        resend: Callable[[Inode, Entry], None],
     ) -> None:
-        """A listing has come: hand every item it settles to `retire`, with what is listed instead.
+        """A listing has come: hand every item it settles to `retire`, with what is listed instead, and to `resend`
+        every file of which the service has not what it was sent.
 
         `asked_at` is monotonic seconds, as are `Gone.done_at` and `Inode.stored_at`.
         """
@@ -133,6 +135,8 @@ class Overlay:
                     retire(item, entry)  # a folder made here has become real, and holds what it held
             elif inode_is_settled(item, entry, asked_at):
                 retire(item, entry)
+            elif entry is not None and inode_is_damaged(item, entry, asked_at):
+                resend(item, entry)
 
 
 def unknown_folder(path: str) -> Entry:
@@ -171,6 +175,17 @@ def inode_is_settled(inode: Inode, entry: Entry | None, asked_at: float) -> bool
             return is_ours(inode, entry) and (entry.mtime_ns or 0) > (inode.stored_ns or 0) - SECOND_NS
         # another size: either an older state shown late, or somebody wrote after us
         return entry.size == inode.size or is_newer(inode, entry)
+
+
+def inode_is_damaged(inode: Inode, entry: Entry, asked_at: float) -> bool:
+    """Whether a listing shows our upload, by its time, with another size, too late to be an older state."""
+    with inode.lock:
+        if inode.state is not WriteState.STORED or inode.writers or entry.is_dir or entry.size == inode.size:
+            return False
+        if inode.stored_ns is None or entry.mtime_ns is None:
+            return False
+        ours = abs(entry.mtime_ns - inode.stored_ns) <= CLOCK_SLACK_NS
+        return ours and asked_at > inode.stored_at + LATE_UPLOADS
 
 
 def is_foreign(inode: Inode, entry: Entry) -> bool:

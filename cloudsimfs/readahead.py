@@ -1,6 +1,7 @@
 """Which bytes to ask for when some are wanted: readers that go on get growing windows, others small blocks.
 
     up to WHOLE bytes       the whole file in one request
+    one from the start      likely wants all: as much as it has already read, and up to START_SURE twice as much
     a reader that goes on   from where it reads on, half as much as it has already read, later more: whoever stops
                             has cost less than twice its bytes, with what the kernel asks for around them
     anybody else            aligned blocks around what was asked for
@@ -17,13 +18,15 @@ WHOLE = 4 << 20  # bytes; up to here a file comes in one request
 BLOCK = 32 << 10  # bytes; random reads are rounded to this
 LEAST = 64 << 10  # bytes fetched for a random read
 FIRST_AHEAD = 256 << 10  # bytes ahead of a reader that begins to go on
+START_AHEAD = 1 << 20  # the same for one that begins at the file's start
+START_SURE = 8 << 20  # bytes up to which twice as much is fetched ahead of that one as it has read
 SURE = 2 << 20  # bytes after which a reader is likely to go on for long
 MOST_AHEAD = 64 << 20  # bytes ahead of any reader
 LARGE_READ = 128 << 10  # bytes; the kernel begins with this for who reads large parts (fuse(4), max_readahead)
 SLACK = 512 << 10  # bytes by which the requests of one reader come out of order
 STREAMS = 16  # readers of one file told apart
-LEAST_PIECE, MOST_PIECE = 256 << 10, 4 << 20  # bytes of one request
-PIECES = 8  # requests a window is cut into
+LEAST_PIECE, MOST_PIECE = 384 << 10, 4 << 20  # bytes of one request
+PIECES = 16  # requests a window is cut into, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +60,14 @@ class Readahead:
         self._most = max(most, LEAST)
         self._streams: list[_Stream] = []  # the last used last
 
-    def plan(self, start: int, end: int, size: int) -> Window:
-        """What is worth having of a file of `size` bytes when `[start, end)` is read."""
+    def plan(self, start: int, end: int, size: int, pieces: int = PIECES) -> Window:
+        """What is worth having of a file of `size` bytes when `[start, end)` is read, in about `pieces` requests."""
         if size <= min(WHOLE, self._most):
             return Window(0, size, max(1, size))
         stream = self._stream(start, end)
         if stream.goes_on and 2 * stream.count >= stream.high - stream.first:
             high = min(size, max(end, stream.high + self._ahead(stream)))
-            piece = piece_size(high - start)
+            piece = piece_size(high - start, pieces)
             fresh = stream.high >= stream.looked + piece // 4
             if fresh:
                 stream.looked = stream.high
@@ -90,8 +93,11 @@ class Readahead:
 
     def _ahead(self, stream: _Stream) -> int:
         """Bytes worth having beyond where the stream has come to."""
-        share = stream.count // 2 if stream.count < SURE else stream.count // 4 * 3
-        return min(max(share, FIRST_AHEAD), self._most)
+        if stream.first == 0:
+            share = max(stream.count, min(2 * stream.count, START_SURE), START_AHEAD)
+        else:
+            share = max(stream.count // 2 if stream.count < SURE else stream.count // 4 * 3, FIRST_AHEAD)
+        return min(share, self._most)
 
     def windows(self) -> list[tuple[int, int]]:
         """What the streams are about to read: `[start, end)`, not cut at the file's end."""
@@ -102,9 +108,9 @@ class Readahead:
         ]
 
 
-def piece_size(window: int) -> int:
+def piece_size(window: int, pieces: int = PIECES) -> int:
     """Bytes of each request for a window of so many bytes."""
-    piece = -(-window // PIECES)
+    piece = -(-window // pieces)
     piece = -(-piece // LARGE_READ) * LARGE_READ
     return min(max(piece, LEAST_PIECE), MOST_PIECE)
 

@@ -162,6 +162,7 @@ _ROWS = (
     Setting("ttl", SECONDS, "60", "How long a listing is believed."),
     Setting("run-ttl", SECONDS, "15", "How long the list of runs is believed."),
     Setting("write-back", SECONDS, "2", "From the last close to the upload."),
+    Setting("fsync", _choice("local", "remote"), "local", "What fsync(2) waits for: this disk, or the service."),
     Setting("offline", FLAG, "false", "Make no call: show what is known, read what is cached."),
     Setting("read-only", FLAG, "false", "Refuse every change."),
     Setting("allow-other", FLAG, "false", "Other users may use the mount; see fuse.conf(5)."),

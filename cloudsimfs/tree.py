@@ -120,7 +120,7 @@ class Tree:
         with self.lock:
             if self._seen.get(directory) != listing.asked_at:
                 self._seen[directory] = listing.asked_at
-                self.overlay.reconcile(directory, listing.names, listing.asked_at, self._retire)
+                self.overlay.reconcile(directory, listing.names, listing.asked_at, self._retire, self._resend)
         return listing
 
     def readdir(self, path: str, *, hidden: bool = False) -> list[tuple[str, Attr]]:
@@ -156,6 +156,13 @@ class Tree:
             same = entry is not None and item.entry is not None and entry.version == item.entry.version
             if item.opens and item.state is WriteState.CLEAN and same:
                 self.overlay.put(item.path, item)  # still open: new opens share it
+
+    def _resend(self, inode: Inode, entry: Entry) -> None:
+        """The service has lost bytes of what it acknowledged: they are still here. The caller holds the lock."""
+        log.warning("/%s: the service lists %d bytes of %d; stored again", inode.path, entry.size, inode.size)
+        with inode.lock:
+            inode.move("damaged")
+            self.writeback.enqueue(inode)
 
     def _confirm(self, inode: Inode, entry: Entry | None) -> None:
         """The service lists what we stored, or what others did after us; None: they removed it.

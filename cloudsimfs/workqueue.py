@@ -42,6 +42,7 @@ class Job:
     held: bool = False  # not to be run until released
     attempts: int = 0
     error: str = ""
+    failure: CloudsimfsError | None = None  # that error, if it was one of ours
     running: bool = False
     cancelled: bool = False
     again: float | None = None  # set by `run`: run once more in so many seconds, which is no failure
@@ -60,6 +61,7 @@ class WorkQueue:
         self._heap: list[tuple[float, int, Job]] = []  # those that may run; cancelled ones are skipped
         self._order = itertools.count()
         self._running: dict[str, Job] = {}  # by path
+        self.last_error: tuple[float, str] | None = None  # seconds since the epoch, and the text; guarded by lock
         self._stopping = False
         self._threads: list[threading.Thread] = []
 
@@ -137,13 +139,13 @@ class WorkQueue:
 
     def _work(self) -> None:
         while (job := self._next()) is not None:
-            error = ""
+            error, job.failure = "", None
             try:
                 job.run(job)
             except Cancelled:
                 pass
             except CloudsimfsError as failure:
-                error = str(failure)
+                error, job.failure = str(failure), failure
             except Exception as failure:  # a worker must outlive a bug in one job, which stays pending
                 log.exception("%s of /%s: unexpected", job.kind, job.path)
                 error = repr(failure)
@@ -188,6 +190,7 @@ class WorkQueue:
             del self._running[job.path]
             if error and not job.cancelled:
                 job.error = error
+                self.last_error = (self._clock.now(), f"{job.kind} of /{job.path}: {error}")
                 job.attempts += 1
                 pause = min(LAST_RETRY, FIRST_RETRY * 2.0 ** (job.attempts - 1)) * random.uniform(0.5, 1.0)
                 job.due = self._clock.monotonic() + pause

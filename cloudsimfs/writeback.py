@@ -25,14 +25,18 @@ from cloudsimfs.errors import (
     CloudsimfsError,
     NoSpace,
     NoSuchEntry,
+    NotFinished,
     NotOffered,
     Refused,
     Stale,
+    TimedOut,
     TryAgain,
     WrongState,
 )
+from cloudsimfs.fetching import Interrupted
 from cloudsimfs.inode import ANYBODY, NOBODY, Gone, Inode, WriteState
 from cloudsimfs.journal import Journal
+from cloudsimfs.meter import Meter
 from cloudsimfs.rows import DraftRow, FileRow, GoneRow
 from cloudsimfs.service import Client, Urgency
 from cloudsimfs.service.model import Entry
@@ -44,6 +48,8 @@ log = logging.getLogger(__name__)
 WORKERS = 8
 DELETE_HOLD = 2.0  # seconds a delete is held back, so that those of a whole folder can become one
 RELEASE_BOUND = 2.0  # seconds the kernel may take from close(2) to release
+FSYNC_LOOK = 0.25  # seconds between looks whether who waits in fsync(2) was interrupted
+FSYNC_STALL = 60.0  # seconds fsync(2) waits while nothing is sent
 # Seconds between looks for what was uploaded, removed, and is not listed yet (v1): ten minutes in all.
 LATE = (10.0, 20.0, 40.0, 80.0, 150.0, 300.0)
 CACHE_HOLD = 1.0  # seconds between looks whether a burst of uploads is over
@@ -84,6 +90,7 @@ class Writeback:
         self._may_delete_folder = may_delete_folder
         self._evade_conflict = evade_conflict
         self._set_aside = set_aside
+        self.meter = Meter(clock)  # bytes uploaded
         self.queue = WorkQueue(clock=clock, workers=WORKERS, name="writeback")
         self._uploads: dict[Inode, Job] = {}  # guarded by queue.lock
         self._deletes: dict[Gone, Job] = {}  # guarded by queue.lock
@@ -186,6 +193,40 @@ class Writeback:
             inode.move("close")
             self.enqueue(inode)
 
+    def store(self, inode: Inode, interrupted: Interrupted) -> None:
+        """Have the inode's bytes uploaded as they are now, and wait for it; it may be open. For fsync(2).
+
+        Raises what the upload failed with, Cancelled if `interrupted` says so, TimedOut when nothing moves.
+        """
+        while True:
+            with inode.lock:
+                if inode.is_stored or inode.unlinked or inode.local_only:
+                    return
+                self.commit(inode, by=ANYBODY)
+                if inode.state is WriteState.DIRTY:
+                    inode.move("close")
+                    self.enqueue(inode)
+                with self.queue.lock:
+                    job = self._uploads.get(inode)
+            if job is not None:
+                self._wait_for(job, interrupted)
+
+    def _wait_for(self, job: Job, interrupted: Interrupted) -> None:
+        sent, since = job.sent, self._clock.monotonic()
+        while True:
+            try:
+                self.queue.drain(lambda jobs: [each for each in jobs if each is job], timeout=FSYNC_LOOK)
+                return
+            except NotFinished:
+                if interrupted():
+                    raise Cancelled(f"/{job.path}: fsync was interrupted; its upload goes on") from None
+                if job.sent != sent:
+                    sent, since = job.sent, self._clock.monotonic()
+                elif self._clock.monotonic() - since > FSYNC_STALL:
+                    raise TimedOut(f"/{job.path}: nothing was sent for {FSYNC_STALL:.0f} s") from None
+            except TryAgain as error:
+                raise job.failure or error from None
+
     def enqueue(self, inode: Inode) -> None:
         """Upload the inode's closed state after the delay. The caller holds the inode's lock."""
         with self.queue.lock:
@@ -240,6 +281,7 @@ class Writeback:
             return not job.cancelled and inode.generation == generation
 
         def progress(sent: int) -> None:
+            self.meter.add(max(0, sent - job.sent))
             job.sent = sent
 
         try:
@@ -520,6 +562,11 @@ class Writeback:
             return [
                 job for job in jobs if job in needed or (job.kind == "upload" and paths.is_below(job.path, folder))
             ]
+
+    def refused(self) -> list[str]:
+        """Why files that were closed are not uploaded: close() has said so."""
+        with self.queue.lock:
+            return list(self._refused.values())
 
     def pending(self) -> list[Job]:
         """What is not on the service yet, for `status`."""

@@ -141,7 +141,7 @@ def kill_while_storing(m: Mounted, chance: random.Random) -> None:
 def check_stored(m: Mounted, state: State, shown: Tree, versions: list[tuple[str, bytes]]) -> None:
     """All that was closed is on the service byte for byte, and nothing ever was there that was not closed."""
     m.flush()
-    half = {path for path in m.status()["half_written"] if not is_local_name(path.rpartition("/")[2])}
+    half = {path for path in m.status()["recover"] if not is_local_name(path.rpartition("/")[2])}
     assert half <= {state.operation.path}
     stored = m.box.files()
     kept = {path: data for path, data in stored.items() if path not in half}

@@ -28,6 +28,7 @@ IMPORTERS = {
 LAYERS = [
     {"errors", "paths", "ranges", "readahead", "growth", "filecopy"},
     {"clock"},
+    {"meter"},
     {"service"},
     {"attrs", "rows"},
     {"inode", "content", "fetching", "rangelog", "listings", "walks", "workqueue"},
@@ -44,6 +45,7 @@ LAYERS = [
     {"recovery"},
     {"control", "config", "mountpoint", "kernel", "logs", "previews"},
     {"operations", "daemon", "doctor"},
+    {"report"},
     {"mount"},
     {"cli"},
     {"__main__"},

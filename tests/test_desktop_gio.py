@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from conftest import MountFactory
-from harness import Mounted, read_tree, write_tree
+from harness import Mounted, need, read_tree, write_tree
 
 from cloudsimfs.sandbox import Sandbox
 
@@ -19,6 +19,7 @@ Gio = Callable[..., str]
 @pytest.fixture
 def gio(run_program: Callable[..., str], tmp_path: Path) -> Gio:
     """The program, with an empty home of its own."""
+    need("gio")
     home = tmp_path / "home"
     home.mkdir()
 

@@ -16,6 +16,8 @@ from harness import Mounted, errno_of, run
 
 from cloudsimfs.sandbox import Sandbox
 
+pytestmark = pytest.mark.parametrize("api", ["v2"])
+
 LIMIT = 100
 FILES = {f"case/constant/field{number:02}": b"FoamFile %02d" % number for number in range(60)}
 
@@ -76,6 +78,7 @@ def test_a_thumbnailer_gets_what_is_to_spare(box: Sandbox, folder: Path, tmp_pat
 
 
 def test_gio_shows_every_file_of_a_folder(box: Sandbox, folder: Path) -> None:
+    harness.need("gio")
     attributes = "standard::content-type,standard::size"
     shown = run("gio", "list", "-a", attributes, folder)
     assert shown.count("\t11\t(regular)") == len(FILES)

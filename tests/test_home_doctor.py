@@ -139,6 +139,14 @@ def test_allow_other_needs_fuse_conf(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert doctor.check_fuse_conf(wanted, file).level == "ok"
 
 
+def test_a_mistyped_variable_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert doctor.check_environment().level == "ok"
+    monkeypatch.setenv("CLOUDSIMFS_CACHE_SIZ", "5G")
+    found = doctor.check_environment()
+    assert found.text == "CLOUDSIMFS_CACHE_SIZ is no setting; did you mean CLOUDSIMFS_CACHE_SIZE?"
+    assert found.remedy == "unset CLOUDSIMFS_CACHE_SIZ"
+
+
 def test_a_dead_mount_is_found_and_repaired(m: Mounted) -> None:
     def findings() -> list[doctor.Finding]:
         return [each for each in doctor.check_mounts() if str(m.path) in each.text]

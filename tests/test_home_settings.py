@@ -18,9 +18,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from harness import client_environment, cloudsimfs, run, write_key
 
 from cloudsimfs import config, mountoptions, profiles
+from cloudsimfs.cli import main
 from cloudsimfs.errors import ConfigError
 from cloudsimfs.sandbox import Sandbox, Settings
 from cloudsimfs.settings import SETTINGS
@@ -326,9 +328,11 @@ def test_the_keyring_keeps_the_key_where_it_is_installed(limited_box: Sandbox, t
         (["completion", "tcsh"], 2, "completion --help"),
     ],
 )
-def test_bad_input_is_one_line_and_the_documented_status(words: list[str], status: int, said: str) -> None:
-    done = cloudsimfs(*words)
-    assert done.returncode == status
+def test_bad_input_is_one_line_and_the_documented_status(
+    home: Path, words: list[str], status: int, said: str
+) -> None:
+    done = CliRunner().invoke(main, words, prog_name="cloudsimfs")
+    assert done.exit_code == status
     assert done.stdout == ""
     assert len(done.stderr.strip().splitlines()) == 1, done.stderr
     assert said in done.stderr
@@ -337,8 +341,8 @@ def test_bad_input_is_one_line_and_the_documented_status(words: list[str], statu
 
 @pytest.mark.parametrize(("shell", "word"), [("bash", "complete -o"), ("zsh", "#compdef"), ("fish", "complete")])
 def test_completion_prints_the_shells_script(shell: str, word: str) -> None:
-    done = cloudsimfs("completion", shell)
-    assert done.returncode == 0, done.stderr
+    done = CliRunner().invoke(main, ["completion", shell])
+    assert done.exit_code == 0, done.stderr
     assert word in done.stdout
 
 

@@ -161,7 +161,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(path=files)
     def unlink(self, path: str) -> None:
-        if not self.is_unlisted(path) and self.is_there_now(path):
+        if self.is_there_now(path):
             changes.unlink(self.world.tree, path)
             self.we_did(path, None)
 
@@ -255,7 +255,7 @@ class Machine(RuleBasedStateMachine):
     @rule(path=files)
     def read(self, path: str) -> None:
         """The bytes are those of the size that shows, of whoever wrote them."""
-        if not self.broken and self.is_there_now(path):
+        if not self.broken and path not in self.open and self.is_there_now(path):
             data = self.world.read(path)
             assert len(data) in self.allowed(path), path
             assert data == content(len(data)), path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 
 import pytest
 from conftest import MountFactory
@@ -194,3 +195,23 @@ def test_a_stored_file_with_an_editors_name_is_uploaded_after_a_crash_too(box: S
     assert (m.path / "notes~").read_bytes() == b"after"
     m.flush()
     assert box.files() == {"notes~": b"after"}
+
+
+@pytest.mark.parametrize("api", ["v1"])
+def test_a_folder_removed_while_one_of_its_files_is_being_deleted(box: Sandbox, mount: MountFactory) -> None:
+    """The delete under way is part of the folder's: its tombstone must not outlive both and hide what others make."""
+    box.populate({"d/a": b"a", "d/b": b"b", "kept": b"kept"})
+    m = mount(ttl=0)
+    os.listdir(m.path / "d")
+    box.faults.add("delete", "latency", seconds=1.0, times=1)
+    (m.path / "d/a").unlink()
+    flusher = threading.Thread(target=m.flush)
+    flusher.start()
+    assert box.calls.wait(lambda calls: any(call.operation == "delete" for call in calls))
+    (m.path / "d/b").unlink()
+    (m.path / "d").rmdir()
+    flusher.join()
+    assert m.settle() == {"kept": b"kept"}
+    box.advance(1000)
+    box.put("d/a", b"made by others")
+    wait_until(lambda: read_tree(m.path).get("d/a") == b"made by others", "what others made shows")

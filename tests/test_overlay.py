@@ -6,7 +6,14 @@ import pytest
 
 from cloudsimfs.attrs import LocalAttr
 from cloudsimfs.inode import Gone, Inode, WriteState
-from cloudsimfs.overlay import LATE_DELETES, LATE_UPLOADS, gone_is_settled, inode_is_settled
+from cloudsimfs.overlay import (
+    LATE_DELETES,
+    LATE_UPLOADS,
+    gone_is_settled,
+    inode_is_damaged,
+    inode_is_settled,
+    is_foreign,
+)
 from cloudsimfs.service.model import Entry
 
 NOW = 1000.0
@@ -53,3 +60,43 @@ def test_a_stored_file(listed: Entry | None, later: float, settled: bool) -> Non
     inode = Inode("d/f", is_dir=False, entry=file(), attr=LocalAttr(ino=9))
     inode.state, inode.stored_ns, inode.stored_at = WriteState.STORED, 20 * 10**9, NOW
     assert inode_is_settled(inode, listed, NOW + later) is settled
+
+
+@pytest.mark.parametrize(
+    ("listed", "later", "damaged"),
+    [
+        (file(size=4, mtime_ns=20 * 10**9), 1.0, False),  # perhaps our state before, shown late
+        (file(size=4, mtime_ns=20 * 10**9), LATE_UPLOADS + 1, True),
+        (file(size=4, mtime_ns=19 * 10**9), LATE_UPLOADS + 1, True),  # the store counts whole seconds
+        (file(size=4, mtime_ns=9 * 10**9), LATE_UPLOADS + 1, False),  # surely an older one
+        (file(size=4, mtime_ns=99 * 10**9), LATE_UPLOADS + 1, False),  # somebody else's
+        (file(size=0, mtime_ns=20 * 10**9), LATE_UPLOADS + 1, False),  # what was stored has 0 bytes
+    ],
+)
+def test_a_stored_file_that_lost_bytes(listed: Entry, later: float, damaged: bool) -> None:
+    inode = Inode("d/f", is_dir=False, entry=None, attr=LocalAttr(ino=9))
+    inode.state, inode.stored_ns, inode.stored_at = WriteState.STORED, 20 * 10**9, NOW
+    assert inode.size == 0
+    assert inode_is_damaged(inode, listed, NOW + later) is damaged
+
+
+@pytest.mark.parametrize(
+    ("base", "uploaded", "in_doubt", "listed", "foreign"),
+    [
+        (None, False, False, file(), True),
+        (file(), False, False, file(), False),
+        (file(), False, False, file(size=6, mtime_ns=2 * 10**9), True),
+        (file(mtime_ns=5 * 10**9), False, False, file(size=6, mtime_ns=2 * 10**9), False),  # an older one, shown late
+        (file(), True, False, file(size=6, mtime_ns=21 * 10**9), False),  # ours
+        (file(), True, False, file(size=6, mtime_ns=99 * 10**9), True),
+        (file(), True, True, file(size=6, mtime_ns=99 * 10**9), False),  # perhaps ours, whose answer was lost
+        (file(), True, False, file(size=3, mtime_ns=99 * 10**9), False),  # as long as ours: listed with a late time
+        (file(), False, False, folder(), False),
+    ],
+)
+def test_what_others_have_stored(
+    base: Entry | None, uploaded: bool, in_doubt: bool, listed: Entry, foreign: bool
+) -> None:
+    inode = Inode("d/f", is_dir=False, entry=base, attr=LocalAttr(ino=9))
+    inode.uploaded, inode.in_doubt, inode.stored_ns, inode.stored_size = uploaded, in_doubt, 20 * 10**9, 3
+    assert is_foreign(inode, listed) is foreign

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import errno
+import os
 import random
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from harness import wait_until
 
+from cloudsimfs import content as content_module
 from cloudsimfs import fetching
 from cloudsimfs.content import Content
 from cloudsimfs.datacache import DataCache
@@ -105,3 +109,55 @@ def test_what_was_written_meanwhile_is_not_fetched_over(box: Sandbox, content: C
     reader.join()
     expected = DATA[:3_000_000] + b"mine" * 1000 + DATA[3_004_000:5_000_000]
     assert content.read(0, len(DATA)) == expected
+
+
+@contextmanager
+def held_fills(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, threading.Event]]:
+    """Fetched bytes are written only when the second event is set; the first tells that some are about to be."""
+    reached, go_on, write = threading.Event(), threading.Event(), content_module._write
+
+    def held(fd: int, data: memoryview, offset: int) -> None:
+        if threading.current_thread().name == "fetch":
+            reached.set()
+            assert go_on.wait(10)
+        write(fd, data, offset)
+
+    monkeypatch.setattr(content_module, "_write", held)
+    try:
+        yield reached, go_on
+    finally:
+        go_on.set()
+
+
+def test_a_write_waits_for_the_fill_below_it(content: Content, monkeypatch: pytest.MonkeyPatch) -> None:
+    with held_fills(monkeypatch) as (reached, go_on):
+        reader = threading.Thread(target=content.read, args=(0, 65536))
+        reader.start()
+        assert reached.wait(10)
+        writer = threading.Thread(target=content.write, args=(b"mine", 1000))
+        writer.start()
+        content.write(b"mine", len(DATA) - 4)  # elsewhere nothing waits
+        writer.join(0.1)
+        assert writer.is_alive()
+        go_on.set()
+        for thread in (reader, writer):
+            thread.join()
+    assert content.read(0, 2000) == DATA[:1000] + b"mine" + DATA[1004:2000]
+
+
+def test_a_fill_keeps_the_descriptor_of_a_closed_file(content: Content, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its number could be another file's by the time the bytes are written."""
+
+    def is_open() -> bool:
+        return any(os.readlink(each.path) == str(content.backing) for each in os.scandir("/proc/self/fd"))
+
+    with held_fills(monkeypatch) as (reached, go_on):
+        with pytest.raises(Cancelled):
+            content.read(0, 65536, lambda: True)
+        assert reached.wait(10)
+        content.release()
+        assert is_open()
+        go_on.set()
+        wait_until(lambda: not is_open(), "the descriptor is closed")
+    content.acquire()
+    assert content.read(0, 65536) == DATA[:65536]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -224,18 +225,23 @@ def test_stop_ends_transfers(opened: Open, box: Sandbox) -> None:
 
 
 def test_md5_is_checked_where_the_etag_is_one(opened: Open, box: Sandbox) -> None:
-    md5 = hashlib.md5(b"abc").hexdigest()
     client = opened()
-    client.upload("f", 3, lambda: [b"abc"], md5=md5)
+    client.upload("f", 3, lambda: [b"ab", b"c"])
 
     def with_md5(reply: Any) -> Any:
         reply.headers["ETag"] = f'"{hashlib.md5(b"other").hexdigest()}"'
         return reply
 
-    box.faults.add("object-put", "odd", variation=with_md5)
+    def encrypted(reply: Any) -> Any:
+        reply.headers["x-amz-server-side-encryption"] = "aws:kms"
+        return with_md5(reply)
+
+    fault = box.faults.add("object-put", "odd", variation=encrypted)
     client.upload("f", 3, lambda: [b"abc"])
+    box.faults.remove(fault)
+    box.faults.add("object-put", "odd", variation=with_md5)
     with pytest.raises(BadReply, match="other bytes"):
-        client.upload("f", 3, lambda: [b"abc"], md5=md5)
+        client.upload("f", 3, lambda: [b"abc"])
 
 
 @pytest.mark.parametrize(
@@ -257,6 +263,21 @@ def test_fetch(client: Client, offset: int, length: int | None, start: int, end:
     assert fetched.partial == (offset > 0 or length is not None)
     with client.fetch(link, offset=offset, length=length, if_etag=fetched.etag) as again:
         assert again.etag == fetched.etag
+        buffer = memoryview(bytearray(3000))
+        assert b"".join(map(bytes, again.blocks(buffer))) == data
+
+
+def test_fetching_into_a_buffer_gives_the_connection_back(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    link = client.download(find(client, "case/sub/deep.bin").id)
+    caplog.set_level(logging.DEBUG, "urllib3")
+    for _ in range(5):
+        with client.fetch(link) as fetched:
+            assert sum(map(len, fetched.blocks(memoryview(bytearray(3000))))) == 10_240
+    assert sum("new HTTP" in record.getMessage() for record in caplog.records) <= 1
+    with client.fetch(link) as fetched:
+        next(fetched.blocks(memoryview(bytearray(3000))))  # read in part only: this one cannot be used again
+    with client.fetch(link) as fetched:
+        assert b"".join(map(bytes, fetched.blocks(memoryview(bytearray(3000))))) == TREE["case/sub/deep.bin"]
 
 
 def test_fetch_of_another_version(opened: Open, box: Sandbox) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from conftest import MountFactory
-from harness import Mounted, Tree, read_tree, run, write_tree
+from harness import Mounted, Tree, need, read_tree, run, write_tree
 
 from cloudsimfs.sandbox import Sandbox
 
@@ -108,6 +108,7 @@ def test_a_repository_is_cloned_onto_the_mount_and_from_it(m: Mounted, tmp_path:
 
 
 def test_sqlite_with_a_write_ahead_log(m: Mounted) -> None:
+    need("sqlite3")
     database = m.path / "results.db"
     # in a process of its own: the shared memory of the log is mapped
     script = "PRAGMA journal_mode=wal; CREATE TABLE t (n); INSERT INTO t VALUES (1), (2); SELECT count(*) FROM t;"

@@ -48,7 +48,6 @@ def mount(directory: Path | None, words: tuple[str, ...], foreground: bool, **gi
 
 
 def run_mount(directory: Path | None, words: tuple[str, ...], foreground: bool, given: dict[str, Any]) -> None:
-    os.umask(0o077)  # what a mount keeps, and logs, is the user's alone
     settings, mount_options = _chosen(given, words)
     directory = place_of(directory, settings)
     chosen = config.mount_config(settings, mount_options)
@@ -66,6 +65,7 @@ def run_mount(directory: Path | None, words: tuple[str, ...], foreground: bool, 
         click.echo(f"mounted {chosen.url} on {directory}")
         notify_systemd(f"READY=1\nSTATUS={chosen.url} on {directory}")
 
+    os.umask(0o077)  # what a mount keeps, and logs, is the user's alone
     if foreground:
         set_up_logging(settings["log-file"], chosen.log_level, chosen.log_format)
         serve(say_ready)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import json
+import threading
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ import click
 from cloudsimfs import mountpoint
 from cloudsimfs.control import SIMULATIONS, STATE
 from cloudsimfs.errors import MountError
+
+PROGRESS = 0.2  # seconds between looks how far the uploads are
 
 
 def mount_of(path: Path) -> Path:
@@ -29,32 +33,61 @@ def read_status(directory: Path) -> dict[str, Any]:
 
 
 def drain(directory: Path) -> bool:
-    """Have everything uploaded, showing how far it is. Raises MountError with what remains.
+    """Have everything uploaded, showing how far it is. Raises MountError with what remains, also after Ctrl-C.
 
     False if a file is still open for writing.
     """
-    flush = directory / STATE / "flush"
-    pending = read_status(directory)["pending"]
-    with click.progressbar(length=len(pending), label="uploading", hidden=not pending) as bar:
-        while True:
-            try:
-                flush.write_text("1")
-                bar.update(len(pending) - bar.pos)
-                return True
-            except TimeoutError:
-                bar.update(max(0, len(pending) - len(read_status(directory)["pending"]) - bar.pos))
-            except BlockingIOError:
-                break
-            except OSError as error:
-                if error.errno == errno.EROFS:
-                    return True  # nothing is written through this mount
-                if error.errno != errno.EBUSY:
-                    raise
-                return False
-    left = read_status(directory)["pending"]
+    outcome: Future[bool] = Future()
+    threading.Thread(target=_flush, args=(directory, outcome), daemon=True).start()
+    try:
+        _show_progress(directory, outcome)
+        return outcome.result()
+    except KeyboardInterrupt:
+        raise MountError(f"interrupted; {_remains(directory)}") from None
+
+
+def _flush(directory: Path, outcome: Future[bool]) -> None:
+    """Wait until all is stored, in writes of bounded length each."""
+    while True:
+        try:
+            (directory / STATE / "flush").write_text("1")
+            outcome.set_result(True)
+        except TimeoutError:
+            continue
+        except OSError as error:
+            if error.errno == errno.EROFS:
+                outcome.set_result(True)  # nothing is written through this mount
+            elif error.errno == errno.EBUSY:
+                outcome.set_result(False)
+            elif error.errno == errno.EAGAIN:
+                outcome.set_exception(MountError(_remains(directory)))
+            else:
+                outcome.set_exception(error)
+        return
+
+
+def _show_progress(directory: Path, outcome: Future[bool]) -> None:
+    """A bar in bytes; a delete counts as one."""
+    total = _left(read_status(directory))
+    with click.progressbar(length=total, label="uploading", hidden=not total) as bar:
+        while not wait([outcome], timeout=PROGRESS).done:
+            bar.update(max(0, total - _left(read_status(directory)) - bar.pos))
+        if outcome.exception() is None:
+            bar.update(total - bar.pos)
+
+
+def _left(status: dict[str, Any]) -> int:
+    return sum(max(1, job["size"] - job["sent"]) for job in status["pending"])
+
+
+def _remains(directory: Path) -> str:
+    status = read_status(directory)
+    jobs = status["pending"]
     told = (directory / SIMULATIONS / "error").read_text().strip()
-    reason = next((job["error"] for job in left if job["error"]), told)
-    raise MountError(
-        f"{len(left)} operations are not on the service yet: {reason}. They are safe in "
-        f"{read_status(directory)['cache']['directory']}; --no-wait unmounts now, and the next mount goes on"
+    reason = next((job["error"] for job in jobs if job["error"]), told)
+    size = sum(job["size"] - job["sent"] for job in jobs) / (1 << 20)
+    return (
+        f"{len(jobs)} operations ({size:.1f} MiB) are not on the service yet{f': {reason}' if reason else ''}. "
+        f"They are safe in {status['cache']['directory']} and go on while it is mounted; "
+        "--no-wait unmounts now, and the next mount goes on"
     )

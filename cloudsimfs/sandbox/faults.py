@@ -23,6 +23,7 @@ KINDS = (
     "drop_reply",  # processed, then RST instead of the answer
     "hang",  # no answer for `seconds`, or until the fault is removed; then goes on
     "truncate",  # the full Content-Length, `amount` body bytes (default half), then close
+    "corrupt",  # one bit of an upload is another when it arrives
     "slow",  # `rate` bytes per second, either way
     "html",  # a page instead of an answer, with `status`
     "errors200",  # 200 with {"errors": [...]}

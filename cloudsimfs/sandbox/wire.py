@@ -144,6 +144,8 @@ async def receive(request: web.BaseRequest, fired: Fired, settings: Settings, ca
         if cut and call.bytes > (cut.amount or 0):
             raise reset(request)
         await pace.spent(len(chunk))
+        if fired.get("corrupt") and call.bytes == len(chunk):
+            chunk = bytes([chunk[0] ^ 1]) + chunk[1:]
         yield chunk
 
 

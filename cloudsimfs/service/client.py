@@ -216,22 +216,21 @@ class Client:
         body: Body,
         *,
         progress: Progress | None = None,
-        md5: str | None = None,
         urgency: Urgency = Urgency.BACKGROUND,
     ) -> Stored:
         """Store `size` bytes as `path`: one call for the link, one PUT (service-api.md section 4).
 
         `body()` gives the bytes anew for each attempt; what it raises drops the connection and passes
-        through. `progress` gets the bytes sent so far. `md5` (hex) is compared with the store's ETag if that
-        is an MD5.
+        through. `progress` gets the bytes sent so far. Where the store's ETag is an MD5, it is compared with
+        that of what was sent.
         """
         _check_text(path)
         link = self._upload_link(path, urgency)
         try:
-            return self._store.put(link, size, body, progress=progress, md5=md5)
+            return self._store.put(link, size, body, progress=progress)
         except LinkExpired:
             link = self._upload_link(path, urgency)
-            return self._store.put(link, size, body, progress=progress, md5=md5)
+            return self._store.put(link, size, body, progress=progress)
 
     def _upload_link(self, path: str, urgency: Urgency) -> str:
         call = v2.upload_url(path) if self._resolve(urgency) == "v2" else v1.upload_url(path)

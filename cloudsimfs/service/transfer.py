@@ -6,6 +6,7 @@ and they count against no limit (service-observed.md "URLs").
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator, Mapping
 from email.utils import parsedate_to_datetime
@@ -91,18 +92,28 @@ class Store:
         self._timeouts = timeouts
         self._secure = secure
 
-    def put(self, url: str, size: int, body: Body, *, progress: Progress | None, md5: str | None) -> Stored:
-        """Store `size` bytes. Raises LinkExpired, Cancelled, other ServiceErrors, and what `body` raises."""
+    def put(self, url: str, size: int, body: Body, *, progress: Progress | None) -> Stored:
+        """Store `size` bytes; other bytes there, where the store tells their MD5, are a failed attempt.
+
+        Raises LinkExpired, Cancelled, other ServiceErrors, and what `body` raises.
+        """
         label = "PUT upload link"
         self._check(label, url)
 
         def attempt(_: float) -> Stored:
             headers = {"Content-Type": CONTENT_TYPE}
-            with self._wire.upload(label, url, headers, size, body, progress) as reply:
+            digest = hashlib.md5(usedforsecurity=False)
+
+            def hashed() -> Iterator[bytes]:
+                for block in body():
+                    digest.update(block)
+                    yield block
+
+            with self._wire.upload(label, url, headers, size, hashed, progress) as reply:
                 if not 200 <= reply.status < 300:
                     raise self._refusal(label, reply)
                 reply.error_content()  # read on, so that the connection can be used again
-                return _stored(label, reply.headers, md5)
+                return _stored(label, reply.headers, digest.hexdigest())
 
         # The transfer itself may take hours: only its pauses and the number of attempts are bounded.
         try:
@@ -225,10 +236,10 @@ def _check_size(label: str, total: int | None, expected: int | None) -> None:
         raise VersionChanged(f"{label}: the object has {total} bytes, not {expected}")
 
 
-def _stored(label: str, headers: Mapping[str, str], md5: str | None) -> Stored:
+def _stored(label: str, headers: Mapping[str, str], md5: str) -> Stored:
     etag = headers.get("etag")
     plain = (etag or "").strip('"').lower()
-    if md5 is not None and _MD5.fullmatch(plain) and plain != md5.lower():
+    if _MD5.fullmatch(plain) and plain != md5 and not _is_encrypted(headers):
         raise Failed(BadReply(f"{label}: the store has other bytes than were sent"), again=True)
     stored_ns = None
     try:
@@ -236,3 +247,9 @@ def _stored(label: str, headers: Mapping[str, str], md5: str | None) -> Stored:
     except (ValueError, TypeError, OverflowError):
         pass  # the date is a courtesy
     return Stored(etag, stored_ns)
+
+
+def _is_encrypted(headers: Mapping[str, str]) -> bool:
+    """With a key of its own, S3's ETag is of the encrypted bytes, and looks like an MD5 all the same."""
+    kms = headers.get("x-amz-server-side-encryption", "").startswith("aws:kms")
+    return kms or "x-amz-server-side-encryption-customer-algorithm" in headers

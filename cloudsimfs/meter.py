@@ -1,0 +1,41 @@
+"""How fast something goes on: bytes per second over the last seconds. Thread-safe; its lock is a leaf."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+
+from cloudsimfs.clock import Clock
+
+SPAN = 10.0  # seconds that are looked back
+STEP = 0.2  # seconds counted as one
+
+
+class Meter:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._steps: deque[tuple[float, int]] = deque()  # when, and the bytes of that step; guarded by _lock
+
+    def add(self, count: int) -> None:
+        now = self._clock.monotonic()
+        with self._lock:
+            if self._steps and now - self._steps[-1][0] < STEP:
+                when, before = self._steps[-1]
+                self._steps[-1] = (when, before + count)
+            else:
+                self._steps.append((now, count))
+            self._forget_locked(now)
+
+    def rate(self) -> float:
+        """Bytes per second; 0 if nothing has moved for SPAN seconds."""
+        now = self._clock.monotonic()
+        with self._lock:
+            self._forget_locked(now)
+            if not self._steps:
+                return 0.0
+            return sum(count for _, count in self._steps) / max(STEP, now - self._steps[0][0])
+
+    def _forget_locked(self, now: float) -> None:
+        while self._steps and now - self._steps[0][0] > SPAN:
+            self._steps.popleft()

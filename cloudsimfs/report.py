@@ -1,0 +1,145 @@
+"""What a mount says of itself: `.cloudsimfs/status`, `status.json` and `pending`."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from cloudsimfs import __version__
+from cloudsimfs.config import Config
+from cloudsimfs.conflicts import Conflicts
+from cloudsimfs.datacache import DataCache
+from cloudsimfs.handles import Handles
+from cloudsimfs.recovery import Recovery
+from cloudsimfs.service import Client
+from cloudsimfs.workqueue import Job
+from cloudsimfs.writeback import Writeback
+
+MOST_LINES = 10  # of one kind in the text
+
+
+class Report:
+    def __init__(
+        self,
+        config: Config,
+        mountpoint: Path,
+        client: Client,
+        *,
+        writeback: Writeback,
+        datacache: DataCache,
+        handles: Handles,
+        recovery: Recovery,
+        conflicts: Conflicts,
+    ) -> None:
+        self._config = config
+        self._mountpoint = mountpoint
+        self._client = client
+        self._writeback = writeback
+        self._datacache = datacache
+        self._handles = handles
+        self._recovery = recovery
+        self._conflicts = conflicts
+
+    def status(self) -> dict[str, object]:
+        """Sizes in bytes, times in seconds."""
+        jobs = self._writeback.pending()
+        used, limit = self._datacache.usage
+        return {
+            "version": __version__,
+            "pid": os.getpid(),
+            "url": self._config.url,
+            "mountpoint": str(self._mountpoint),
+            "pending": [_row(job) for job in jobs],
+            "uploads": self._uploads(jobs),
+            "last_error": self._last_error(),
+            "conflicts": [asdict(conflict) for conflict in self._conflicts.found()],
+            "recover": [draft.path for draft in self._recovery.drafts()],
+            "cache": {"directory": str(self._config.cache_dir), "used": used, "limit": limit},
+            "open_files": self._handles.count,
+            "budget": asdict(self._client.budget.snapshot()),
+        }
+
+    def _uploads(self, jobs: list[Job]) -> dict[str, float | None]:
+        """What is left of all uploads, and how long that will take at the present rate (None: not known)."""
+        left = sum(max(0, job.size - job.sent) for job in jobs)
+        rate = self._writeback.meter.rate()
+        return {"left": left, "rate": round(rate), "seconds": round(left / rate, 1) if rate else None}
+
+    def _last_error(self) -> dict[str, object] | None:
+        found = self._writeback.queue.last_error
+        return None if found is None else {"time": found[0], "text": found[1]}
+
+    def status_text(self) -> str:
+        budget = self._client.budget.snapshot()
+        used, limit = self._datacache.usage
+        left = "unlimited" if budget.remaining is None else f"{budget.remaining} of {budget.limit}"
+        jobs = self._writeback.pending()
+        lines = [
+            f"service   {self._config.url}",
+            f"pending   {_pending(len(jobs), self._uploads(jobs))}",
+            f"cache     {used >> 20} of {limit >> 20} MiB in {self._config.cache_dir}",
+            f"calls     {budget.used} used this hour, {left} left",
+        ]
+        if budget.waiting:
+            turns = time.strftime("%H:%M", time.localtime(budget.resets_at))
+            lines.append(f"waiting   {budget.waiting} calls, for the hour to turn at {turns}")
+        lines += [
+            f"kept      /{draft.path}: was open for writing when the daemon died; see `cloudsimfs recover`"
+            for draft in self._recovery.drafts()[:MOST_LINES]
+        ]
+        lines += [
+            f"refused   {reason}; write it again, remove it, or see `cloudsimfs recover`"
+            for reason in self._writeback.refused()[:MOST_LINES]
+        ]
+        lines += [
+            f"conflict  /{conflict.path} was changed on the service too; yours is /{conflict.ours}"
+            for conflict in self._conflicts.found()[-MOST_LINES:]
+        ]
+        lines += [f"sending   /{job.path}: {_share(job)}" for job in jobs if job.running and job.sent][:MOST_LINES]
+        lines += [f"waiting   /{job.path}: {job.error}" for job in jobs if job.error][:MOST_LINES]
+        last = self._writeback.queue.last_error
+        if last is not None and not any(job.error for job in jobs):
+            lines.append(f"solved    {time.strftime('%H:%M', time.localtime(last[0]))} {last[1]}")
+        return "".join(f"{line}\n" for line in lines)
+
+    def pending_text(self) -> str:
+        return "".join(
+            f"{job.kind} {job.sent} {job.size} /{job.path}{f'  ({job.error})' if job.error else ''}\n"
+            for job in self._writeback.pending()
+        )
+
+
+def _row(job: Job) -> dict[str, Any]:
+    return {
+        "kind": job.kind,
+        "path": job.path,
+        "size": job.size,
+        "sent": job.sent,
+        "attempts": job.attempts,
+        "error": job.error,
+    }
+
+
+def _pending(count: int, uploads: dict[str, float | None]) -> str:
+    text = f"{count} operation{'' if count == 1 else 's'}"
+    if uploads["left"]:
+        text += f", {_mib(uploads['left'])} to send"
+    if uploads["seconds"] is not None and uploads["left"]:
+        text += f" at {_mib(uploads['rate'] or 0)}/s: about {_duration(uploads['seconds'])}"
+    return text
+
+
+def _share(job: Job) -> str:
+    return f"{100 * job.sent // max(1, job.size)} % of {_mib(job.size)}"
+
+
+def _mib(size: float) -> str:
+    return f"{size / (1 << 20):.1f} MiB"
+
+
+def _duration(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    return f"{seconds:.0f} s" if seconds < 100 else f"{minutes} min" if minutes < 100 else f"{minutes / 60:.1f} h"
