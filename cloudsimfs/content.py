@@ -33,6 +33,7 @@ from cloudsimfs.errors import (
     VersionChanged,
 )
 from cloudsimfs.fetching import Fetcher, FetchPool, Flight, Interrupted, Source, Waiter, disk_failure, never
+from cloudsimfs.filecopy import data_parts
 from cloudsimfs.rangelog import RangeLog
 from cloudsimfs.ranges import RangeSet
 from cloudsimfs.readahead import MOST_AHEAD, MOST_PIECE, Window
@@ -87,6 +88,7 @@ class Content:
         self._fetcher: Fetcher | None = None
         self._users = 0  # guarded by lock
         self._evictions = 0  # guarded by lock; counts them while in use
+        self._unwritten = False  # fsync has failed: the disk may not have what the kernel shows
         self.dropped = False  # its file was removed: nobody will want these bytes; guarded by lock
         self._fd = -1  # open while there are users or borrowers; guarded by lock
         self._borrowers = 0  # who reads or fills it just now, outside of the lock; guarded by lock
@@ -322,15 +324,32 @@ class Content:
                     self._log.cut(size)
 
     def fsync(self) -> None:
-        """The bytes survive a power loss. Nothing to do for a file that is gone."""
+        """The bytes survive a power loss. Nothing to do for a file that is gone.
+
+        When that has failed, the kernel takes for written what is not (fsync(2)): next time all is written anew.
+        """
         try:
-            fd = os.open(self.backing, os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(self.backing, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
             return
         try:
+            if self._unwritten:
+                self._write_again(fd)
             os.fsync(fd)
+            self._unwritten = False
+        except OSError:
+            self._unwritten = True
+            raise
         finally:
             os.close(fd)
+
+    def _write_again(self, fd: int) -> None:
+        for start, end in data_parts(fd, self.size):
+            for position in range(start, end, BLOCK):
+                with self.lock:
+                    stop = min(end, position + BLOCK)
+                    self._wait_for_fills_locked(position, stop)
+                    os.pwrite(fd, os.pread(fd, stop - position, position), position)
 
     # -- reading ---------------------------------------------------------------------------------------
 

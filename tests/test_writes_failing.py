@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Iterator
@@ -170,3 +171,23 @@ def test_what_a_failed_write_has_left_beyond_the_end_is_not_uploaded(box: Sandbo
     files.writeback.drain(timeout=10)
     files.handles.release(reader)
     assert box.files() == {"f": b"accepted"}
+
+
+def test_after_a_failed_fsync_the_bytes_are_written_anew(files: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel drops what it could not write, and says yes the next time."""
+    fh = files.handles.create("f", 0o644, os.O_WRONLY)
+    files.handles.write(fh, b"bytes", 0)
+    fail_once(monkeypatch, os, "fsync", error=OSError(errno.EIO, "Input/output error"))
+    with pytest.raises(OSError, match="Input/output error"):
+        files.handles.fsync(fh)
+    pwrite, written = os.pwrite, []
+
+    def recorded(fd: int, data: bytes, at: int) -> int:
+        written.append((data, at))
+        return pwrite(fd, data, at)
+
+    monkeypatch.setattr(os, "pwrite", recorded)
+    files.handles.fsync(fh)
+    files.handles.fsync(fh)
+    assert written == [(b"bytes", 0)]
+    files.handles.release(fh)
