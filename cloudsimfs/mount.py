@@ -21,7 +21,6 @@ from cloudsimfs.datacache import DataCache
 from cloudsimfs.dcache import DCache
 from cloudsimfs.errors import (
     BudgetSpent,
-    Cancelled,
     KeyRefused,
     MountError,
     NotDirectory,
@@ -190,16 +189,16 @@ class Mount:
                     "`cloudsimfs recover` uploads or discards it"
                 )
         try:
-            self._files.writeback.drain(path, timeout=BARRIER_BOUND, check=self._check_barrier)
+            self._files.writeback.drain(path, timeout=BARRIER_BOUND, interrupted=self._must_not_wait)
         except TryAgain:
             self._check_calls()  # no calls are left: the reason of it, with the errno it has
             raise
 
-    def _check_barrier(self) -> None:
-        """Asked while a launch waits: who launches must not wait for the hour to turn."""
-        _check_interrupted()
+    def _must_not_wait(self) -> bool:
+        """Asked while a launch waits. Raises BudgetSpent: who launches must not wait for the hour to turn."""
         if self.client.budget.snapshot().waiting:
             self._check_calls()
+        return interrupted()
 
     def _check_calls(self) -> None:
         budget = self.client.budget.snapshot()
@@ -231,7 +230,7 @@ class Mount:
     def flush(self) -> None:
         """Wait until all is stored. Raises TimedOut when it takes longer than one write may: write again."""
         try:
-            self._files.writeback.drain(timeout=FLUSH_BOUND, check=_check_interrupted)
+            self._files.writeback.drain(timeout=FLUSH_BOUND, interrupted=interrupted)
         except NotFinished as error:
             raise TimedOut(str(error)) from error
 
@@ -290,12 +289,6 @@ class _Files:
             may_preview=lambda: is_spare(client.budget.snapshot()),
         )
         self.recovery = Recovery(self.tree, self.handles)
-
-
-def _check_interrupted() -> None:
-    """Within a callback that waits: whoever was killed must not wait on."""
-    if interrupted():
-        raise Cancelled("interrupted while waiting for uploads")
 
 
 def _owner(config: Config) -> Owner:

@@ -110,10 +110,17 @@ class WorkQueue:
         with self.lock:
             return list(dict.fromkeys([*self._running.values(), *self._jobs]))
 
-    def drain(self, select: Callable[[list[Job]], list[Job]], *, timeout: float | None = None) -> None:
+    def drain(
+        self,
+        select: Callable[[list[Job]], list[Job]],
+        *,
+        timeout: float | None = None,
+        interrupted: Callable[[], bool] = lambda: False,
+    ) -> None:
         """Run the jobs that `select` names now, as if none had failed before, and wait for them.
 
-        Raises TryAgain as soon as one of them fails, NotFinished after `timeout` seconds, or when the queue stops.
+        Raises TryAgain as soon as one of them fails, NotFinished after `timeout` seconds, or when the queue stops,
+        Cancelled when `interrupted` says so.
         """
         deadline = None if timeout is None else self._clock.monotonic() + timeout
         hurried: set[Job] = set()
@@ -129,6 +136,8 @@ class WorkQueue:
                     raise TryAgain(f"{failed.kind} of /{failed.path} has not succeeded yet: {failed.error}")
                 if self._stopping or (deadline is not None and self._clock.monotonic() >= deadline):
                     raise NotFinished(f"{len(pending)} operations are not finished yet")
+                if interrupted():
+                    raise Cancelled("interrupted; what is pending goes on")
                 self._news.wait(DRAIN_LOOK)
 
     # -- the workers -------------------------------------------------------------------------------------

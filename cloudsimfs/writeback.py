@@ -33,7 +33,7 @@ from cloudsimfs.errors import (
     TryAgain,
     WrongState,
 )
-from cloudsimfs.fetching import Interrupted
+from cloudsimfs.fetching import Interrupted, never
 from cloudsimfs.inode import ANYBODY, NOBODY, Gone, Inode, WriteState
 from cloudsimfs.journal import Journal
 from cloudsimfs.meter import Meter
@@ -507,26 +507,22 @@ class Writeback:
         self._cache_queue.stop(timeout=5)
 
     def drain(
-        self, folder: str = paths.ROOT, *, timeout: float | None = None, check: Callable[[], None] = lambda: None
+        self, folder: str = paths.ROOT, *, timeout: float | None = None, interrupted: Interrupted = never
     ) -> None:
         """Wait until all below `folder` is on the service and the service knows (design.md, invariant 8).
 
         Raises TryAgain as soon as an operation below has failed, or when `timeout` seconds have passed, WrongState if
-        a file that was closed or synced is still open for writing, and what `check` does, which is asked meanwhile.
-        Deletes that wait for an open file are not waited for.
+        a file that was closed or synced is still open for writing, Cancelled if `interrupted` says so. Deletes that
+        wait for an open file are not waited for.
         """
         self._wait_for_releases(folder)
         self.check_refused(folder)
-
-        def checked(jobs: list[Job]) -> list[Job]:
-            if jobs:
-                check()
-            return jobs
-
-        self.queue.drain(lambda jobs: checked(self._awaited(jobs, folder)), timeout=timeout)
+        self.queue.drain(lambda jobs: self._awaited(jobs, folder), timeout=timeout, interrupted=interrupted)
         with self.queue.lock:
             wanted = self._told_wanted = self._ended
-        self._cache_queue.drain(lambda jobs: checked(jobs if self._told < wanted else []), timeout=timeout)
+        self._cache_queue.drain(
+            lambda jobs: jobs if self._told < wanted else [], timeout=timeout, interrupted=interrupted
+        )
 
     def check_refused(self, folder: str) -> None:
         """Raises TryAgain if the close of a file below has failed."""

@@ -33,6 +33,7 @@ def world(box: Sandbox, api: Literal["v1", "v2"], tmp_path: Path) -> Iterator[Wo
         made.close()
 
 
+@pytest.mark.parametrize("api", ["v1"])
 def test_an_hour_without_the_service(box: Sandbox, world: World) -> None:
     assert world.read("case/0") == STORED["case/0"]
     box.faults.add("*", "reset")

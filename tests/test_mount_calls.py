@@ -57,12 +57,8 @@ def test_missing_names_cost_nothing(box: Sandbox, mount: MountFactory) -> None:
     assert cost(box, probe) == {}
 
 
-@pytest.mark.parametrize("write_back", [0, 2])
-def test_copying_300_small_files_in_and_removing_them(
-    box: Sandbox, mount: MountFactory, api: str, tmp_path: Path, write_back: float
-) -> None:
+def test_copying_300_small_files_in_and_removing_them(box: Sandbox, m: Mounted, api: str, tmp_path: Path) -> None:
     """Rows 9 and 12 of the targets: one call a file and one in all; one delete, and the look before it."""
-    m = mount(write_back=write_back)
     write_tree(tmp_path, MANY)
 
     def copy() -> None:

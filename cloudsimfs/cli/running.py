@@ -33,7 +33,7 @@ def read_status(directory: Path) -> dict[str, Any]:
 
 
 def drain(directory: Path) -> bool:
-    """Have everything uploaded, showing how far it is. Raises MountError with what remains, also after Ctrl-C.
+    """Have everything uploaded, showing how far it is. Raises MountError with what remains; Ctrl-C says it too.
 
     False if a file is still open for writing.
     """
@@ -43,7 +43,8 @@ def drain(directory: Path) -> bool:
         _show_progress(directory, outcome)
         return outcome.result()
     except KeyboardInterrupt:
-        raise MountError(f"interrupted; {_remains(directory)}") from None
+        click.echo(f"\nstill mounted: {_remains(directory)}", err=True)
+        raise
 
 
 def _flush(directory: Path, outcome: Future[bool]) -> None:
