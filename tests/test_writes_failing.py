@@ -40,6 +40,7 @@ def files(box: Sandbox, tmp_path: Path) -> Iterator[Any]:
     made.datacache.close()
     made.dcache.close()
     client.close()
+    wait_until(lambda: all(thread.name != "fetch" for thread in threading.enumerate()), "the fetchers end")
 
 
 def write_file(files: Any, path: str, data: bytes) -> None:
