@@ -1,6 +1,6 @@
 """What makes and removes names: create, mkdir, unlink, rmdir. Renames are in `rename`.
 
-Each fetches the listings it needs first, then takes one step under Tree.lock with one journal transaction.
+Each fetches the listings it needs first, then takes one step (`Tree.changing`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cloudsimfs.tree import Node, Tree, is_dir
 def create(tree: Tree, path: str, perm: int) -> Inode:
     """A new empty file, open for writing. Raises Exists."""
     _must_be_new(tree, path)
-    with tree.lock, tree.journal.transaction():
+    with tree.changing(path):
         entry, uploaded = tree.claim_name(path, folder=False)
         inode = _new_inode(tree, path, is_dir=False, perm=perm)
         inode.rebase(entry, uploaded=uploaded, at=tree.monotonic())
@@ -36,7 +36,7 @@ def create(tree: Tree, path: str, perm: int) -> Inode:
 def mkdir(tree: Tree, path: str, perm: int) -> None:
     """A folder that is here only, until a file in it is stored (the service has no mkdir). Raises Exists."""
     _must_be_new(tree, path)
-    with tree.lock, tree.journal.transaction():
+    with tree.changing(path):
         tree.claim_name(path, folder=True)
         inode = _new_inode(tree, path, is_dir=True, perm=perm)
         tree.journal.save_folder(path)
@@ -71,7 +71,7 @@ def unlink(tree: Tree, path: str) -> None:
         raise IsDirectory(f"/{path}")
     directory = paths.parent(path)
     listing = tree.listing(directory)
-    with tree.lock, tree.journal.transaction():
+    with tree.changing(path):
         inode = tree.inode_of(path, node)
         tree.overlay.pop(path)
         gone = tree.tombstone(inode)
@@ -91,7 +91,7 @@ def rmdir(tree: Tree, path: str) -> None:
         raise NotDirectory(f"/{path}")
     listing = tree.listing(path)
     above = tree.listing(paths.parent(path))
-    with tree.lock, tree.journal.transaction():
+    with tree.changing(path):
         if any(True for _ in tree.overlay.merge(path, listing.names)):
             raise NotEmpty(f"/{path}")
         tree.overlay.pop(path)

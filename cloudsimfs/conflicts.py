@@ -1,7 +1,7 @@
 """A file that was changed here and by others: ours goes beside theirs, under a name of its own.
 
     f                               what others have stored
-    f.conflict-HOST-TIME            what was closed here
+    f.conflict-HOST-TIME            what was closed here, if all of its bytes are here; else it becomes a draft
 
 Looked for just before an upload. The evidence is a listing that shows another version than the one the file here is
 based on, and one that cannot be our own upload, listed late (`overlay.is_foreign`): no evidence, no conflict. The
@@ -26,6 +26,7 @@ from cloudsimfs import paths
 from cloudsimfs.errors import NotFound
 from cloudsimfs.inode import Inode, WriteState
 from cloudsimfs.overlay import is_foreign
+from cloudsimfs.rows import DraftRow
 from cloudsimfs.tree import Tree
 
 log = logging.getLogger(__name__)
@@ -84,6 +85,37 @@ class Conflicts:
         with self._lock:
             self._found = [*self._found, Conflict(theirs.path, ours)][-REMEMBERED:]
         self._on_conflict(directory, {name})
+        return True
+
+    def set_aside(self, inode: Inode) -> bool:
+        """Whether a changed file that can never be stored was set aside: others have replaced it before all of what
+        was not changed here was fetched, and nobody has that any more. The changes become a draft (`recovery`), the
+        name shows what others have stored.
+        """
+        tree = self._tree
+        with tree.lock, tree.journal.transaction(), inode.lock:
+            content, path = inode.content, inode.path
+            waits = inode.state is WriteState.QUEUED and inode.committed and not inode.unlinked and not inode.opens
+            in_place = content is not None and content.source is not None and content.source.entry.path == path
+            if not waits or not in_place or content is None or inode.attr.ino is None:
+                return False
+            row = DraftRow(
+                ino=inode.attr.ino,
+                path=path,
+                generation=inode.generation,
+                uploaded=inode.uploaded,
+                base=inode.entry,
+                since_ns=tree.now_ns(),
+                kept=True,
+                bytes=content.describe(),
+            )
+            tree.journal.save_draft(row, closed=False)
+            tree.overlay.pop(path)
+            tree.forget_attr(path)
+            tree.writeback.forget(inode)
+        log.error("/%s was replaced on the service: what was changed here is kept, see `cloudsimfs recover`", path)
+        tree.refresh(path)
+        self._on_conflict(paths.parent(path), {paths.name(path)})
         return True
 
     def _free_name(self, path: str, listed: Collection[str]) -> str:

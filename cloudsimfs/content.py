@@ -22,8 +22,18 @@ from pathlib import Path
 from typing import Protocol
 
 from cloudsimfs import growth
-from cloudsimfs.errors import BadHandle, Cancelled, CloudsimfsError, NoSpace, ServiceError, Stale, VersionChanged
+from cloudsimfs.errors import (
+    BadHandle,
+    Cancelled,
+    CloudsimfsError,
+    FsError,
+    NoSpace,
+    ServiceError,
+    Stale,
+    VersionChanged,
+)
 from cloudsimfs.fetching import Fetcher, FetchPool, Flight, Interrupted, Source, Waiter, disk_failure, never
+from cloudsimfs.filecopy import data_parts
 from cloudsimfs.rangelog import RangeLog
 from cloudsimfs.ranges import RangeSet
 from cloudsimfs.readahead import MOST_AHEAD, MOST_PIECE, Window
@@ -78,6 +88,7 @@ class Content:
         self._fetcher: Fetcher | None = None
         self._users = 0  # guarded by lock
         self._evictions = 0  # guarded by lock; counts them while in use
+        self._unwritten = False  # fsync has failed: the disk may not have what the kernel shows
         self.dropped = False  # its file was removed: nobody will want these bytes; guarded by lock
         self._fd = -1  # open while there are users or borrowers; guarded by lock
         self._borrowers = 0  # who reads or fills it just now, outside of the lock; guarded by lock
@@ -100,11 +111,28 @@ class Content:
         with self.lock:
             if self._users == 0:
                 if self._fd < 0:
-                    self._fd = os.open(self.backing, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                    self._open_locked()
                 os.ftruncate(self._fd, self.size)
                 if self._log is not None:
                     self._log.touch()
             self._users += 1
+
+    def _open_locked(self) -> None:
+        """Open the backing file, or make it. Bytes it should have and has not, because somebody or a power loss took
+        them, must never be read or uploaded as zeros: what the service has is fetched anew, the rest is an error.
+        """
+        try:
+            fd = os.open(self.backing, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise disk_failure(error) from error
+        if (self.present or self.size > self.remote_end) and os.fstat(fd).st_size < self.size:
+            if self._is_local:
+                os.close(fd)
+                raise FsError(f"{self.backing}: removed or cut short by another program; its bytes are lost")
+            self.present = RangeSet()
+            if self._log is not None:
+                self._log.begin()
+        self._fd = fd
 
     def release(self) -> None:
         with self.lock:
@@ -296,15 +324,32 @@ class Content:
                     self._log.cut(size)
 
     def fsync(self) -> None:
-        """The bytes survive a power loss. Nothing to do for a file that is gone."""
+        """The bytes survive a power loss. Nothing to do for a file that is gone.
+
+        When that has failed, the kernel takes for written what is not (fsync(2)): next time all is written anew.
+        """
         try:
-            fd = os.open(self.backing, os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(self.backing, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
             return
         try:
+            if self._unwritten:
+                self._write_again(fd)
             os.fsync(fd)
+            self._unwritten = False
+        except OSError:
+            self._unwritten = True
+            raise
         finally:
             os.close(fd)
+
+    def _write_again(self, fd: int) -> None:
+        for start, end in data_parts(fd, self.size):
+            for position in range(start, end, BLOCK):
+                with self.lock:
+                    stop = min(end, position + BLOCK)
+                    self._wait_for_fills_locked(position, stop)
+                    os.pwrite(fd, os.pread(fd, stop - position, position), position)
 
     # -- reading ---------------------------------------------------------------------------------------
 
@@ -384,7 +429,8 @@ class Content:
             with self.lock:
                 if not still_wanted():
                     raise Cancelled("the file was changed again")
-                block = os.pread(self._open_fd(), BLOCK, position)
+                # what a write that failed has left beyond the end is not the file's
+                block = os.pread(self._open_fd(), min(BLOCK, self.size - position), position)
             if not block:
                 raise ServiceError(f"{self.backing.name}: the backing file is shorter than it should be")
             yield block

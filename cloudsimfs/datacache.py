@@ -195,10 +195,13 @@ class DataCache:
             raise disk_failure(error) from error
         return self._local(held, size)
 
-    def is_whole(self, held: Bytes) -> bool:
-        """Whether the backing file a row needs is there; zeros in its place must never be read or uploaded."""
+    def is_whole(self, held: Bytes, size: int) -> bool:
+        """Whether the backing file a row needs is there, with `size` bytes: zeros must never be read or uploaded.
+
+        After a power loss the row may be on the disk and the bytes not: such a file is shorter.
+        """
         needed = held.present or held.size > held.remote_end
-        return not needed or (self.data / held.backing).exists()
+        return not needed or self.file_size(held) >= size
 
     def file_size(self, held: Bytes) -> int:
         """Bytes that were written by the daemon that died, whatever its rows say; -1 if the file is gone."""

@@ -17,7 +17,7 @@ def copy_file(source: Path, target: Path, size: int) -> None:
     try:
         out = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
-            for start, end in _data(fd, size):
+            for start, end in data_parts(fd, size):
                 _copy_range(fd, out, start, end)
             os.ftruncate(out, size)
         except BaseException:
@@ -29,7 +29,7 @@ def copy_file(source: Path, target: Path, size: int) -> None:
         os.close(fd)
 
 
-def _data(fd: int, size: int) -> Iterator[tuple[int, int]]:
+def data_parts(fd: int, size: int) -> Iterator[tuple[int, int]]:
     """The parts below `size` that are no holes."""
     end = 0
     while end < size:

@@ -299,13 +299,15 @@ class Handles:
             left = self._left.pop(fh, None)
         if handle is None:
             raise BadHandle(f"handle {fh}")
-        if handle.writable:
-            with handle.inode.lock, contextlib.suppress(CloudsimfsError):  # the last close() has said so
-                # a mapped page may have been written after the last flush
-                self._writeback.commit(handle.inode, by=fh)
-        self._tree.close(handle.inode, write=handle.writable)
-        if left is not None:
-            self._tree.close(left, write=False)
+        try:
+            if handle.writable:
+                with handle.inode.lock, contextlib.suppress(CloudsimfsError):  # the last close() has said so
+                    # a mapped page may have been written after the last flush
+                    self._writeback.commit(handle.inode, by=fh)
+        finally:  # whatever went wrong: who counts as open for ever is never uploaded again
+            self._tree.close(handle.inode, write=handle.writable)
+            if left is not None:
+                self._tree.close(left, write=False)
 
     @property
     def count(self) -> int:

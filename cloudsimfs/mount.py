@@ -28,8 +28,10 @@ from cloudsimfs.errors import (
     NotFound,
     ServerFault,
     TimedOut,
+    TryAgain,
     Unreachable,
     VersionNotEnabled,
+    WrongState,
 )
 from cloudsimfs.handles import Handles
 from cloudsimfs.journal import Journal
@@ -201,7 +203,32 @@ class Mount:
             return self._files.tree.lookup(path)
 
     def barrier(self, path: str) -> None:
-        self._files.writeback.drain(path, timeout=BARRIER_BOUND)
+        self._files.writeback.check_refused(path)
+        for inode in self._files.tree.half_written():
+            if paths.is_below(inode.path, path) and not inode.local_only:
+                raise WrongState(
+                    f"/{inode.path} was being written when the last mount ended, and is not stored; "
+                    "`cloudsimfs recover` uploads or discards it"
+                )
+        try:
+            self._files.writeback.drain(path, timeout=BARRIER_BOUND, interrupted=self._must_not_wait)
+        except TryAgain:
+            self._check_calls()  # no calls are left: the reason of it, with the errno it has
+            raise
+
+    def _must_not_wait(self) -> bool:
+        """Asked while a launch waits. Raises BudgetSpent: who launches must not wait for the hour to turn."""
+        if self.client.budget.snapshot().waiting:
+            self._check_calls()
+        return interrupted()
+
+    def _check_calls(self) -> None:
+        budget = self.client.budget.snapshot()
+        if budget.remaining == 0:
+            raise BudgetSpent(
+                "no API calls are left in this hour for the uploads that the launch needs",
+                retry_after=max(0.0, budget.resets_at - self._clock.now()),
+            )
 
     def refresh(self, path: str) -> None:
         """Look anew at a path and all below it, and for a while often: others are writing there."""
@@ -280,6 +307,7 @@ class _Files:
             find_entry=lambda path, since: self.tree.find_entry(path, since),
             may_delete_folder=lambda gone, since: self.tree.only_holds(gone, since),
             evade_conflict=lambda inode: self.conflicts.evade(inode),
+            set_aside=lambda inode: self.conflicts.set_aside(inode),
         )
         self.tree = Tree(self.dcache, self.datacache, self.writeback, self.journal, owner=_owner(config), clock=clock)
         self.conflicts = Conflicts(self.tree, on_conflict=on_change)

@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 # name, file type, inode number, and the attributes if they are at hand
 Dirent = tuple[str, int, int, Attr | None]
+MOST_NS = (1 << 63) - 1  # nanoseconds; the year 2262, beyond which the journal cannot keep a time
 UTIME_NOW, UTIME_OMIT = 0x3FFFFFFF, 0x3FFFFFFE  # utimensat(2); libfuse sends them as nanoseconds of second 0
 RENAME_NOREPLACE = 1  # renameat2(2)
 FALLOC_FL_KEEP_SIZE = 1  # fallocate(2)
@@ -198,7 +199,7 @@ class Operations(Callbacks):  # type: ignore[misc]  # the fallback binding has n
         changes: dict[str, int] = {}
         for name, value in zip(("atime_ns", "mtime_ns"), times or (UTIME_NOW, UTIME_NOW), strict=True):
             if value != UTIME_OMIT:
-                changes[name] = now if value == UTIME_NOW else value
+                changes[name] = now if value == UTIME_NOW else max(-MOST_NS, min(value, MOST_NS))
         self._tree.set_attr(path, **changes)
         return 0
 

@@ -123,8 +123,9 @@ class Overlay:
         for name, item in list(self.inside(directory).items()):
             entry = names.get(name)
             if isinstance(item, Gone):
-                if item.is_dir and item.entry is not None and not item.entry.id and entry is not None:
-                    item.entry = entry  # made here and stored since: this is the id it had
+                made_here = item.is_dir and item.entry is not None and not item.entry.id
+                if made_here and entry is not None and entry.is_dir:
+                    item.entry = entry  # stored since: this is the id it had
                 if gone_is_settled(item, entry, asked_at):
                     retire(item, entry)
             elif item.is_dir:

@@ -31,8 +31,9 @@ def replay(tree: Tree) -> None:
     lost: set[int] = set()
     drafts = {row.ino: row for row in tree.journal.drafts() if not row.kept}
     for row in tree.journal.files():
-        if not tree.datacache.is_whole(row.bytes):
+        if not tree.datacache.is_whole(row.bytes, row.bytes.size):
             log.error("/%s: its bytes are gone from the cache directory; back to what the service has", row.path)
+            _keep_rest(tree, row)
             tree.dcache.invalidate(paths.parent(row.path))
             lost.add(row.ino)
         elif not paths.name(row.path).startswith(HIDDEN_PREFIX):
@@ -43,7 +44,7 @@ def replay(tree: Tree) -> None:
         tree.journal.drop_file(row.ino)  # lost, or unlinked while open: its last handle died with the daemon
         drafts.pop(row.ino, None)
     for draft in drafts.values():
-        if paths.name(draft.path).startswith(HIDDEN_PREFIX) or not tree.datacache.is_whole(draft.bytes):
+        if paths.name(draft.path).startswith(HIDDEN_PREFIX) or not tree.datacache.is_whole(draft.bytes, 0):
             tree.journal.drop_file(draft.ino)
         else:
             inodes[draft.ino] = _replay_draft(tree, draft)
@@ -89,10 +90,21 @@ def _replay_inode(tree: Tree, row: FileRow | DraftRow) -> Inode:
     inode = Inode(row.path, is_dir=False, entry=row.base, attr=attr)
     inode.generation = row.generation
     inode.rebase(row.base, uploaded=row.uploaded, at=tree.born_at)
-    inode.local_only = is_local_name(paths.name(row.path))
+    inode.local_only = is_local_name(paths.name(row.path)) and row.base is None  # what is stored goes up as before
     tree.attrs.put(row.path, attr)
     tree.overlay.put(row.path, inode)
     return inode
+
+
+def _keep_rest(tree: Tree, row: FileRow) -> None:
+    """A power loss has cut a closed state short: what is left of it is no file, but may be worth a look."""
+    left = tree.datacache.file_size(row.bytes)
+    if row.state == "closed" and left > 0:
+        held = replace(row.bytes, size=left)
+        draft = DraftRow(
+            row.ino, row.path, row.generation, row.uploaded, row.base, tree.now_ns(), kept=True, bytes=held
+        )
+        tree.journal.save_draft(draft, closed=False)
 
 
 def _keep_draft(tree: Tree, closed: Inode, row: DraftRow) -> None:

@@ -12,7 +12,8 @@ from __future__ import annotations
 import logging
 import stat
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from cloudsimfs import paths
@@ -308,8 +309,14 @@ class Tree:
         with self.lock:
             inode.opens -= 1
             inode.writers -= write
-            if write and inode.writers == 0:
-                self.writeback.close(inode)
+            try:
+                if write and inode.writers == 0:
+                    self.writeback.close(inode)
+            finally:
+                self._closed(inode)
+
+    def _closed(self, inode: Inode) -> None:
+        with self.lock:
             if inode.opens == 0:
                 with inode.lock:
                     if inode.pinned and inode.content is not None:
@@ -345,6 +352,32 @@ class Tree:
 
     # -- what changes need: all with the lock held ----------------------------------------------------------
 
+    @contextmanager
+    def changing(self, path: str) -> Iterator[None]:
+        """One step that makes or removes a name, in one transaction; if that fails, the name is as it was."""
+        with self.lock:
+            before = self.overlay.get(path)
+            try:
+                with self.journal.transaction():
+                    yield
+            except BaseException:
+                self._put_back(path, before)
+                raise
+
+    def _put_back(self, path: str, before: Item | None) -> None:
+        left = self.overlay.pop(path)
+        if isinstance(left, Gone) and left is not before:
+            self.writeback.undelete(left)
+        if before is None:
+            return
+        self.overlay.put(path, before)
+        if isinstance(before, Inode) and before.unlinked:
+            self.attrs.put(path, before.attr)
+            with before.lock:
+                before.unlinked = False
+                if before.state in (WriteState.QUEUED, WriteState.UPLOADING):
+                    self.writeback.enqueue(before)
+
     def touch(self, directory: str) -> None:
         """Names in a directory have changed: so does its mtime."""
         self._touched[directory] = self.now_ns()
@@ -368,7 +401,7 @@ class Tree:
         None if the service has nothing there.
         """
         with inode.lock:
-            begun = self.writeback.forget(inode)
+            begun = self.writeback.call_off(inode)
             if inode.uploaded:
                 gone = Gone(inode.path, None)
                 gone.since = None if begun else self.monotonic()

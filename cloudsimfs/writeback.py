@@ -65,7 +65,8 @@ class Writeback:
     The functions are called with no lock held. `on_kept` is told of a delete that was given up. `find_entry(path,
     since)` looks for what is stored under a path in a listing asked for after `since` (monotonic seconds);
     `may_delete_folder` says whether a folder holds nothing but what was deleted here; `evade_conflict` gives a file
-    another name if others have stored one under its own, and says so.
+    another name if others have stored one under its own, and says so;
+    `set_aside` makes a draft of what can never be completed, as others have replaced it, and says so.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Writeback:
         find_entry: Callable[[str, float], Entry | None],
         may_delete_folder: Callable[[Gone, float | None], bool],
         evade_conflict: Callable[[Inode], bool],
+        set_aside: Callable[[Inode], bool],
     ) -> None:
         self._client = client
         self._journal = journal
@@ -94,6 +96,7 @@ class Writeback:
         self._find_entry = find_entry
         self._may_delete_folder = may_delete_folder
         self._evade_conflict = evade_conflict
+        self._set_aside = set_aside
         self.meter = Meter(clock)  # bytes uploaded
         self.queue = WorkQueue(clock=clock, workers=WORKERS, name="writeback")
         self._uploads: dict[Inode, Job] = {}  # guarded by queue.lock
@@ -105,8 +108,9 @@ class Writeback:
         self._refused_round = -math.inf  # when its first delete was refused, monotonic seconds; guarded by queue.lock
         self._undeleted: dict[str, str] = {}  # paths whose delete was given up, and why; guarded by queue.lock
         self._cache_queue = WorkQueue(clock=clock, workers=1, name="service-cache")
-        self._cache_stale = False  # the service does not know of an upload's end; guarded by queue.lock
-        self._cache_wanted = False  # somebody waits for that; guarded by queue.lock
+        self._ended = 0  # uploads that have ended; guarded by queue.lock
+        self._told = 0  # how many of them the service knows (v2); guarded by queue.lock
+        self._told_wanted = 0  # how many it is to know without delay, for somebody waits; guarded by queue.lock
         # Held while the service is told, so that who comes second finds it told; jobs only, before queue.lock.
         self._telling = threading.Lock()
         self._told_at = 0.0  # monotonic seconds: listings asked for before do not know our uploads
@@ -243,13 +247,18 @@ class Writeback:
             self.queue.put(job, delay=self._delay)
 
     def forget(self, inode: Inode) -> bool:
-        """Whatever was to be uploaded of the inode is not, or not under this name.
-
-        True if that comes too late to be sure: an upload had begun and may yet be stored under the old name.
-        """
+        """Nothing is to be uploaded of the inode; the rest as `call_off`."""
         with self.queue.lock:
             self._closing.discard(inode)
             self._refused.pop(inode, None)
+            return self.call_off(inode)
+
+    def call_off(self, inode: Inode) -> bool:
+        """No upload of the inode under its present name.
+
+        True if that comes too late to be sure: it had begun and may yet be stored there.
+        """
+        with self.queue.lock:
             job = self._uploads.pop(inode, None)
             return job is not None and not self.queue.cancel(job)
 
@@ -260,19 +269,22 @@ class Writeback:
                 self._sources.setdefault(content.source.entry.path, []).append(content)
 
     def _upload(self, job: Job, inode: Inode) -> None:
+        if inode.is_stored and not job.cancelled:
+            self._conclude(job, inode)  # it could not be, the disk being full
+            return
         if self._evade_conflict(inode):
             raise Cancelled(job.path)  # another job has it, under another name
         with inode.lock:
             if job.cancelled or not inode.committed or inode.state is not WriteState.QUEUED or inode.content is None:
                 raise Cancelled(job.path)
-            inode.move("start")
             if not inode.uploaded and inode.attr.ino is not None:
-                inode.uploaded = True
                 self._journal.mark_uploaded(inode.attr.ino)
-            inode.in_doubt = True
+                inode.uploaded = True
             generation, content = inode.generation, inode.content
             job.size, job.sent = content.size, 0
             content.acquire()
+            inode.move("start")  # last: the steps before may find the disk full, and are tried again
+            inode.in_doubt = True
 
         def still_wanted() -> bool:
             return not job.cancelled and inode.generation == generation
@@ -291,28 +303,37 @@ class Writeback:
                 progress=progress,
                 urgency=Urgency.BACKGROUND,
             )
-        except BaseException:
+        except BaseException as error:
             with inode.lock:
                 if inode.is_uploading(generation):
                     inode.move("failed")
+            if isinstance(error, Stale) and self._set_aside(inode):
+                raise Cancelled(job.path) from error
             raise
         finally:
             content.release()
         self.service_cache_is_stale()
+        with inode.lock:
+            if inode.is_uploading(generation):
+                inode.move("stored")
+                inode.stored_ns, inode.stored_at = stored.stored_ns, self._clock.monotonic()
+                inode.stored_size, inode.in_doubt = job.size, False
+        self._conclude(job, inode)
+
+    def _conclude(self, job: Job, inode: Inode) -> None:
+        """Journal that the inode is stored, and let go what waited for it."""
+        with inode.lock:
+            is_stored = inode.is_stored  # else it was changed or renamed just now: what waits for it waits for that
+            if inode.state is WriteState.STORED and not inode.unlinked:
+                self._save_file(inode, "stored")
+            if is_stored:
+                self.release_deletes(inode)
         with self.queue.lock:
             if self._uploads.get(inode) is job:
                 del self._uploads[inode]
-        with inode.lock:
-            if not inode.is_uploading(generation):
-                return
-            inode.move("stored")
-            inode.stored_ns, inode.stored_at = stored.stored_ns, self._clock.monotonic()
-            inode.stored_size, inode.in_doubt = job.size, False
-            if not inode.unlinked:
-                self._save_file(inode, "stored")
-        log.info("stored /%s (%d bytes)", job.path, job.size)
-        self.release_deletes(inode)
-        self._on_stored(inode)
+        if is_stored:
+            log.info("stored /%s (%d bytes)", job.path, job.size)
+            self._on_stored(inode)
 
     def _complete_sources(self, path: str, *, folder: bool = False) -> None:
         """Fetch what contents still need of `path` (with `folder`: of all below it) before it goes."""
@@ -345,7 +366,12 @@ class Writeback:
             job = Job("delete", gone.path, lambda job: self._delete(job, gone), whole_folder=gone.is_dir)
             job.held = bool(gone.after)
             self._deletes[gone] = job
-            self.queue.put(job, delay=DELETE_HOLD)
+        self._journal.after_commit(lambda: self._put_delete(gone, job))  # never what the journal could not take
+
+    def _put_delete(self, gone: Gone, job: Job) -> None:
+        with self.queue.lock:
+            if self._deletes.get(gone) is job:  # else it was called off in the same transaction
+                self.queue.put(job, delay=DELETE_HOLD)
 
     def save_gone(self, gone: Gone) -> None:
         after = tuple(inode.attr.ino or 0 for inode in gone.after)
@@ -365,8 +391,8 @@ class Writeback:
                 if inode in gone.after:
                     gone.after.discard(inode)
                     if not gone.after:  # till then the row may name what is stored: replay does not wait for that
+                        self.queue.release(job)  # also if the disk is full
                         self.save_gone(gone)
-                        self.queue.release(job)
 
     def removed(self, inode: Inode) -> None:
         """The inode was unlinked here: no upload, and nothing waits for one."""
@@ -449,7 +475,7 @@ class Writeback:
         started = self._clock.monotonic() if gone.since is None else gone.since
         since = max(started, self._told_at)
         if not known:
-            gone.entry = self._find_entry(gone.path, since)
+            gone.entry = self._find_removed(gone.path, since, is_dir=gone.is_dir)
         if gone.entry is None:
             return []
         # a rename's uploads took their time; else the listings the removal itself was based on will do
@@ -457,27 +483,32 @@ class Writeback:
         if not gone.is_dir or self._may_delete_folder(gone, None if ids_known else since):
             return [gone.entry]
         gone.others_stay = True  # only ours go
-        found = (entry if entry.id else self._find_entry(entry.path, since) for entry in gone.below)
+        found = (entry if entry.id else self._find_removed(entry.path, since, is_dir=False) for entry in gone.below)
         return [entry for entry in found if entry is not None]
+
+    def _find_removed(self, path: str, since: float, *, is_dir: bool) -> Entry | None:
+        """What is stored under a removed name; a folder that has taken a file's name since is none of it."""
+        found = self._find_entry(path, since)
+        return found if found is not None and found.is_dir == is_dir else None
 
     # -- the service's cache -----------------------------------------------------------------------------
 
     def service_cache_is_stale(self) -> None:
         """An upload has ended; the service learns it when its cache is deleted (v2)."""
         with self.queue.lock:
-            self._cache_stale = True
+            self._ended += 1
             self._put_cache_job()
 
     def _put_cache_job(self) -> None:
-        if not self._cache_queue.pending():
+        if all(job.running for job in self._cache_queue.pending()):  # a running one may have come too early
             job = Job("delete-cache", paths.ROOT, self._delete_service_cache)
             self._cache_queue.put(job, delay=CACHE_HOLD)
 
     def _delete_service_cache(self, job: Job) -> None:
         with self.queue.lock:
-            if not self._cache_stale:
+            if self._told == self._ended:
                 return
-            if not self._cache_wanted and any(not upload.error for upload in self._uploads.values()):
+            if self._told >= self._told_wanted and any(not upload.error for upload in self._uploads.values()):
                 job.again = CACHE_HOLD  # the burst goes on
                 return
         self._tell_service()
@@ -486,9 +517,9 @@ class Writeback:
         """Delete the service's cache now, if uploads have ended since it was last deleted."""
         with self._telling:
             with self.queue.lock:
-                if not self._cache_stale:
+                ended = self._ended
+                if self._told == ended:
                     return
-                self._cache_stale = self._cache_wanted = False
             try:
                 self._client.delete_cache(urgency=Urgency.BACKGROUND)
                 self._told_at = self._clock.monotonic()
@@ -496,9 +527,10 @@ class Writeback:
                 log.debug("this account has no cache to delete")
             except BaseException:
                 with self.queue.lock:
-                    self._cache_stale = True
                     self._put_cache_job()
                 raise
+            with self.queue.lock:
+                self._told = ended
 
     # -- as a whole --------------------------------------------------------------------------------------
 
@@ -518,23 +550,32 @@ class Writeback:
         """Wait until all below `folder` is on the service and the service knows (design.md, invariant 8).
 
         Raises TryAgain as soon as an operation below has failed, or when `timeout` seconds have passed, WrongState if
-        a file is still open for writing. Deletes that wait for an open file are not waited for.
+        a file that was closed or synced is still open for writing, Cancelled if `interrupted` says so. Deletes that
+        wait for an open file are not waited for.
         """
         self._wait_for_releases(folder)
+        self.check_refused(folder)
+        self.queue.drain(lambda jobs: self._awaited(jobs, folder), timeout=timeout, interrupted=interrupted)
+        with self.queue.lock:
+            wanted = self._told_wanted = self._ended
+        self._cache_queue.drain(
+            lambda jobs: jobs if self._told < wanted else [], timeout=timeout, interrupted=interrupted
+        )
+
+    def check_refused(self, folder: str) -> None:
+        """Raises TryAgain if the close of a file below has failed."""
         with self.queue.lock:
             refused = [error for inode, error in self._refused.items() if paths.is_below(inode.path, folder)]
         if refused:
             raise TryAgain(f"{refused[0]}; write it again, or remove it")
-        self.queue.drain(lambda jobs: self._awaited(jobs, folder), timeout=timeout, interrupted=interrupted)
-        with self.queue.lock:
-            self._cache_wanted = self._cache_stale
-        self._cache_queue.drain(lambda jobs: jobs, timeout=timeout)
 
     def _wait_for_releases(self, folder: str) -> None:
         """close(2) returns before the kernel's release, which queues the upload, has come."""
         deadline = self._clock.monotonic() + RELEASE_BOUND
         with self.queue.lock:
-            while open_files := [inode.path for inode in self._closing if paths.is_below(inode.path, folder)]:
+            while open_files := [
+                inode.path for inode in self._closing if paths.is_below(inode.path, folder) and not inode.local_only
+            ]:
                 if self._clock.monotonic() > deadline:
                     raise WrongState(f"/{open_files[0]} is still open for writing; close it first")
                 self.queue.lock.wait(0.01)

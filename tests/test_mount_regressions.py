@@ -157,6 +157,46 @@ def test_a_folder_removed_before_it_was_listed_does_not_come_back(box: Sandbox, 
     assert box.files() == {}
 
 
+@pytest.mark.parametrize("api", ["v2"])
+def test_a_folder_made_over_a_removed_file_is_not_deleted_in_its_place(box: Sandbox, mount: MountFactory) -> None:
+    """The file's upload is called off and never lands; its pending delete then finds the folder under its name."""
+    m = mount(write_back=0)
+    fault = box.faults.add("object-put", "slow", rate=1_000_000, path="f")
+    (m.path / "f").write_bytes(bytes(20_000_000))
+    assert box.calls.wait(lambda calls: any(call.operation == "object-put" for call in calls))
+    (m.path / "f").unlink()
+    (m.path / "f").mkdir()
+    (m.path / "f/precious").write_bytes(b"precious")
+    box.faults.remove(fault)
+    wait_until(lambda: box.paths() == ["f/precious"], "the new file is stored")
+    m.flush()  # the pending delete has looked for what it is to delete
+    assert box.files() == {"f/precious": b"precious"}
+    assert box.calls.counts()["delete"] == 0
+
+
+@pytest.mark.parametrize("api", ["v1"])
+def test_a_far_time_does_not_keep_a_file_from_being_stored(box: Sandbox, mount: MountFactory) -> None:
+    """`cp -p` and `tar` of files with broken times: more nanoseconds than the journal's 64 bits hold."""
+    m = mount()
+    with open(m.path / "f", "wb", buffering=0) as file:
+        file.write(b"bytes")
+        os.utime(file.fileno(), ns=(10**19, 10**19))
+    assert m.settle() == {"f": b"bytes"}
+    assert (m.path / "f").stat().st_mtime_ns == 2**63 - 1
+
+
+@pytest.mark.parametrize("api", ["v1"])
+def test_a_stored_file_with_an_editors_name_is_uploaded_after_a_crash_too(box: Sandbox, mount: MountFactory) -> None:
+    """`notes~` is on the service: what is written to it goes up, and must after a kill as well."""
+    box.put("notes~", b"before")
+    m = mount(write_back=3600)
+    (m.path / "notes~").write_bytes(b"after")
+    m.crash()
+    assert (m.path / "notes~").read_bytes() == b"after"
+    m.flush()
+    assert box.files() == {"notes~": b"after"}
+
+
 @pytest.mark.parametrize("api", ["v1"])
 def test_a_folder_removed_while_one_of_its_files_is_being_deleted(box: Sandbox, mount: MountFactory) -> None:
     """The delete under way is part of the folder's: its tombstone must not outlive both and hide what others make."""

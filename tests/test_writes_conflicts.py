@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from conftest import MountFactory
-from harness import Mounted, Tree, wait_until
+from harness import Mounted, Tree, cloudsimfs, wait_until
 
 from cloudsimfs.sandbox import Sandbox
 
@@ -173,3 +173,27 @@ def test_names_of_conflict_copies_are_short_enough(box: Sandbox, mount: MountFac
     stored = m.settle()
     assert stored[name] == b"theirs"
     assert list(conflict_copies(stored).values()) == [b"ours"]
+
+
+@pytest.mark.parametrize("api", ["v1"])
+def test_a_change_whose_rest_others_have_replaced_is_kept_here(box: Sandbox, mount: MountFactory) -> None:
+    """A few bytes are changed; before the rest is fetched, it is gone: such a file can never be stored."""
+    theirs = os.urandom(5_000_000)
+    box.put("f", os.urandom(6_000_000))
+    m = mount(write_back=0.5)
+    m.expects_trouble = True  # it is logged as an error
+    with open(m.path / "f", "r+b", buffering=0) as file:
+        file.write(b"ours")
+        put_by_others(box, "f", theirs)
+    wait_until(lambda: not m.pending(), "the upload is given up")
+    assert m.status()["recover"] == ["f"]
+    wait_until(lambda: (m.path / "f").read_bytes() == theirs, "theirs is shown")
+    m.crash()
+    assert m.status()["recover"] == ["f"]
+    assert m.settle() == {"f": theirs}
+    saved = m.cache.parent / "saved"
+    cloudsimfs("recover", m.path, "--save", saved)
+    assert (saved / "f.partial").read_bytes().startswith(b"ours")
+    with open(m.path / "f", "r+b", buffering=0) as file:
+        file.write(b"again")
+    assert m.settle() == {"f": b"again" + theirs[5:]}
