@@ -51,6 +51,8 @@ def box() -> Iterator[Sandbox]:
     with Sandbox(settings=Settings(hourly_limit=0, pending_seconds=0.05)) as running:
         yield running
         assert running.key_leaks == []
+    for thread in set(threading.enumerate()) - threads:
+        thread.join(timeout=5)  # those of a pool that was shut down are still ending
     left = set(threading.enumerate()) - threads
     assert not left, f"threads left behind: {left}"
 
