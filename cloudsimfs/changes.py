@@ -21,7 +21,7 @@ def create(tree: Tree, path: str, perm: int) -> Inode:
     with tree.changing(path):
         entry, uploaded = tree.claim_name(path, folder=False)
         inode = _new_inode(tree, path, is_dir=False, perm=perm)
-        inode.entry, inode.uploaded = entry, uploaded
+        inode.rebase(entry, uploaded=uploaded, at=tree.monotonic())
         inode.local_only = is_local_name(paths.name(path))
         with inode.lock:
             inode.content = tree.datacache.empty()

@@ -42,6 +42,32 @@ class SystemClock:
         return event.wait(timeout)
 
 
+class ForwardClock:
+    """Wall time that is never set back: what counts towards a full hour goes on as if nobody had touched the clock.
+
+    A step forward is taken: it may be a suspended machine waking up. Not thread-safe.
+    """
+
+    _STEP = 1.0  # seconds; a smaller difference is the two clocks' drift
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._ahead = 0.0  # seconds by which the wall clock was set back so far
+        self._wall, self._monotonic = clock.now(), clock.monotonic()
+
+    def now(self) -> float:
+        wall, monotonic = self._clock.now(), self._clock.monotonic()
+        lost = (monotonic - self._monotonic) - (wall - self._wall)
+        if lost > self._STEP:
+            self._ahead += lost
+        self._wall, self._monotonic = wall, monotonic
+        return wall + self._ahead
+
+    def shown(self, moment: float) -> float:
+        """A moment of this clock by the wall clock as it is now."""
+        return moment - self._ahead
+
+
 class ManualClock:
     """A clock for tests. With `auto` every wait ends at once and moves the clock by its length.
 

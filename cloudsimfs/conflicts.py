@@ -74,6 +74,8 @@ class Conflicts:
         if theirs is None:
             return False  # deleted by others: ours is simply stored
         with self._tree.lock, self._tree.journal.transaction(), inode.lock:
+            if listing.asked_at <= inode.based_at:
+                return False  # known when the file got its name: no news
             waits = inode.state is WriteState.QUEUED and inode.committed and not inode.unlinked
             if not waits or inode.path != theirs.path or not is_foreign(inode, theirs):
                 return False

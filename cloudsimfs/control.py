@@ -1,92 +1,50 @@
-"""`.simulations/` and `.cloudsimfs/`: a table of virtual files, each with a reader and maybe a command.
+"""The virtual folders in the mount's root: `.simulations/`, and `.cloudsimfs/`, by which tools talk to a mount.
 
 One write(2) is one command; it acts at once and fails with the errno of that write and a sentence in
-`.simulations/error`. Reading costs no call while the cached state is fresh (design.md section 5).
+`.simulations/error`. The root does not list them, so that what walks over the drive does not get lost in logs.
 
-Threading: called by FUSE callbacks on many threads; `_lock` protects the last error and the last launch, a leaf.
+Threading: called by FUSE callbacks on many threads; `_lock` protects the open handles, a leaf.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
 import os
-import re
-import stat
 import threading
-import time
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from cloudsimfs import paths
 from cloudsimfs.attrs import path_ino
 from cloudsimfs.clock import Clock
-from cloudsimfs.errors import BadHandle, CloudsimfsError, Denied, Invalid, IsDirectory, NotDirectory, NotFound
+from cloudsimfs.errors import (
+    BadHandle,
+    CloudsimfsError,
+    Denied,
+    Invalid,
+    IsDirectory,
+    NotDirectory,
+    NotFound,
+    ServiceError,
+)
 from cloudsimfs.inode import Attr
-from cloudsimfs.runs import Runs
-from cloudsimfs.service import Simulation
-from cloudsimfs.service.redact import redact
+from cloudsimfs.simulations import SIMULATIONS, Simulations
+from cloudsimfs.virtual import File, Folder, Link, Node, as_json, kind, text
 
-SIMULATIONS = ".simulations"
 STATE = ".cloudsimfs"
 TOP_NAMES = (SIMULATIONS, STATE)
 STATE_NAMES = ("status", "status.json", "pending", "recover", "recover.json", "refresh", "flush")
 FIRST_HANDLE = 1 << 62  # handles from here on belong to virtual files
 
-README = """\
-Runs are driven by the files in this folder. From the top of the mount:
 
-  cat .simulations/options/scripts            what software there is (also: cpu, ram)
-  echo "cpu=8 ram=highcore script=NAME folder=case1" > .simulations/launch
-  cat .simulations/launch                     the last launch: its id
-  cat .simulations/runs                       all runs: id status script cpu ram folder started ended
-  cat .simulations/<id>/status                one of PENDING RUNNING STOPPING STOPPED COMPLETED ERROR
-  tail -f .simulations/<id>/log               the run's output as it grows
-  echo 1 > .simulations/<id>/sync             save the current results into the folder; the run goes on
-  echo soft > .simulations/<id>/stop          stop at this iteration and save the results
-  echo hard > .simulations/<id>/stop          kill it; nothing is saved
-  cat .simulations/error                      why the last command failed, and what to do
-
-A launch first waits until all files below its folder are stored.
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class File:
-    """A virtual file. `live` files are read anew at every read, others once per open."""
-
-    read: Callable[[], bytes] | None = None
-    write: Callable[[str], None] | None = None
-    live: bool = False
-    size: Callable[[], int] | None = None  # cheaper than reading; for what needs a call of its own
-
-    @property
-    def perm(self) -> int:
-        return (0o444 if self.read else 0) | (0o200 if self.write else 0)
-
-
-@dataclass(frozen=True, slots=True)
-class Folder:
-    names: Callable[[], list[str]]
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    target: str
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Handle:
-    """An open virtual file, with what it held when it was opened."""
+    """An open virtual file, with what it held when it was opened, or the answer to its last command."""
 
     path: str
     file: File
     snapshot: bytes
     failed: dict[bytes, CloudsimfsError] = field(default_factory=dict)  # the last command, if it failed
-
-
-Node = File | Folder | Link
 
 
 class Mounted(Protocol):
@@ -102,155 +60,61 @@ class Mounted(Protocol):
     def flush(self) -> None: ...
 
 
-def _kind(node: Node) -> int:
-    """The file type bits of stat(2)."""
-    if isinstance(node, Folder):
-        return stat.S_IFDIR
-    return stat.S_IFLNK if isinstance(node, Link) else stat.S_IFREG
-
-
 def is_control(path: str) -> bool:
     return path.partition("/")[0] in TOP_NAMES
 
 
 class Control:
-    def __init__(
-        self, runs: Runs, mounted: Mounted, budget: Callable[[], dict[str, object]], *, clock: Clock
-    ) -> None:
-        self._runs = runs
-        self._budget = budget
-        self._clock = clock
+    def __init__(self, simulations: Simulations, mounted: Mounted, *, clock: Clock) -> None:
+        self._simulations = simulations
         self._lock = threading.Lock()
-        self._error = ""  # guarded by _lock
-        self._launched = ""  # guarded by _lock
         self._handles: dict[int, Handle] = {}  # guarded by _lock
         self._next = itertools.count(FIRST_HANDLE)
         self._born_ns = int(clock.now() * 1e9)
-        text = self._text
-        self._static: dict[str, Node] = {
-            SIMULATIONS: Folder(self._simulations_names),
-            f"{SIMULATIONS}/README": text(lambda: README),
-            f"{SIMULATIONS}/launch": File(lambda: self._launched.encode(), self._launch),
-            f"{SIMULATIONS}/options": Folder(lambda: ["cpu", "ram", "scripts"]),
-            f"{SIMULATIONS}/options/cpu": self._option("cpu"),
-            f"{SIMULATIONS}/options/ram": self._option("ram"),
-            f"{SIMULATIONS}/options/scripts": self._option("scripts"),
-            f"{SIMULATIONS}/runs": text(lambda: _lines(map(_row, self._newest_first()))),
-            f"{SIMULATIONS}/runs.json": text(lambda: _json([_public(run) for run in self._newest_first()])),
-            f"{SIMULATIONS}/error": text(lambda: self._error),
-            f"{SIMULATIONS}/budget": text(self._budget_text),
-            f"{SIMULATIONS}/latest": Folder(lambda: sorted(self._latest())),
+        self._state: dict[str, Node] = {
             STATE: Folder(lambda: list(STATE_NAMES)),
             f"{STATE}/status": text(mounted.status_text),
-            f"{STATE}/status.json": text(lambda: _json(mounted.status())),
+            f"{STATE}/status.json": text(lambda: as_json(mounted.status())),
             f"{STATE}/pending": text(mounted.pending_text),
             f"{STATE}/recover": File(write=mounted.recover),
-            f"{STATE}/recover.json": text(lambda: _json(mounted.drafts())),
+            f"{STATE}/recover.json": text(lambda: as_json(mounted.drafts())),
             f"{STATE}/refresh": File(write=lambda word: mounted.refresh(mounted.storage_path(word))),
             f"{STATE}/flush": File(write=lambda _: mounted.flush()),
         }
 
-    @staticmethod
-    def _text(read: Callable[[], str]) -> File:
-        return File(lambda: read().encode())
-
-    def _budget_text(self) -> str:
-        values = self._budget()
-        resets_at = time.localtime(float(str(values["resets_at"])))
-        shown = {**values, "resets_at": time.strftime("%Y-%m-%dT%H:%M:%S%z", resets_at)}
-        return "".join(f"{name} {'-' if value is None else value}\n" for name, value in shown.items())
-
-    def _option(self, name: str) -> File:
-        """Looking at it, as tree walkers do, costs no call: its size is 0 until it was read."""
-        return File(
-            lambda: _lines(self._runs.option(name)).encode(),
-            size=lambda: len(_lines(self._runs.known_option(name)).encode()),
-        )
-
-    # -- the tree ----------------------------------------------------------------------------------------
+    def close(self) -> None:
+        self._simulations.close()
 
     def node(self, path: str) -> Node:
-        found = self._static.get(path)
-        if found is not None:
-            return found
-        match = re.fullmatch(rf"{re.escape(SIMULATIONS)}/(\d{{1,18}}|latest)(?:/(.+))?", path)
-        if match is None:
-            raise NotFound(f"/{path}")
-        if match[1] == "latest":
-            return self._latest_link(match[2])
-        run = self._runs.get(int(match[1]))
-        if match[2] is None:
-            return Folder(lambda: sorted(self._of_run(run)))
+        top, _, rest = path.partition("/")
+        if top == SIMULATIONS:
+            return self._simulations.node(rest)
         try:
-            return self._of_run(run)[match[2]]
+            return self._state[path]
         except KeyError:
             raise NotFound(f"/{path}") from None
-
-    def _of_run(self, run: Simulation) -> dict[str, Node]:
-        """The table of one run's files."""
-        runs = self._runs
-
-        def value(read: Callable[[Simulation], object]) -> File:
-            return self._text(lambda: f"{read(runs.get(run.id))}\n")
-
-        def show_log(*, look: bool) -> bytes:
-            return runs.output(run.id, look=look).encode("utf-8", "replace")
-
-        table: dict[str, Node] = {
-            "status": value(lambda run: run.status_name),
-            "script": value(lambda run: run.script),
-            "cpu": value(lambda run: run.cpu),
-            "ram": value(lambda run: run.ram),
-            "nopre": value(lambda run: "" if run.nopre is None else run.nopre),
-            "folder": value(lambda run: run.folder),
-            "started": value(lambda run: run.started),
-            "ended": value(lambda run: run.ended),
-            "info.json": self._text(lambda: _json(_public(runs.get(run.id)))),
-            "log": File(lambda: show_log(look=True), live=True, size=lambda: len(show_log(look=False))),
-            "stop": File(write=lambda word: runs.stop(run.id, word)),
-            "sync": File(write=lambda word: runs.sync(run.id, word)),
-        }
-        folder = run.folder.strip("/")
-        if folder and ".." not in folder.split("/"):
-            table["results"] = Link(f"../../{folder}")
-        return table
-
-    def _simulations_names(self) -> list[str]:
-        fixed = ["README", "launch", "options", "runs", "runs.json", "error", "budget", "latest"]
-        return fixed + [str(run_id) for run_id in sorted(self._runs.all())]
-
-    def _newest_first(self) -> list[Simulation]:
-        return sorted(self._runs.all().values(), key=lambda run: -run.id)
-
-    def _latest(self) -> dict[str, int]:
-        """The newest run by the last part of its folder's name."""
-        newest: dict[str, int] = {}
-        for run in self._newest_first():
-            newest.setdefault(run.folder.strip("/").rpartition("/")[2] or "root", run.id)
-        return newest
-
-    def _latest_link(self, name: str | None) -> Node:
-        run_id = self._latest().get(name or "")
-        if run_id is None:
-            raise NotFound(f"no run in a folder named {name}")
-        return Link(f"../{run_id}")
 
     # -- what operations asks ----------------------------------------------------------------------------
 
     def getattr(self, path: str, *, uid: int, gid: int) -> Attr:
-        """The size of a file that somebody follows may cost a call when it is old."""
         node = self.node(path)
-        look = path in self.followed()
         if isinstance(node, Folder):
             perm, size = 0o555, 0
         elif isinstance(node, Link):
             perm, size = 0o777, len(node.target.encode())
-        elif node.size is not None and not look:
-            perm, size = node.perm, node.size()
         else:
-            perm, size = node.perm, len(node.read()) if node.read else 0
+            perm, size = node.perm, self._size(node)
         born = self._born_ns
-        return Attr(path_ino(path), _kind(node) | perm, size, born, born, born, uid, gid)
+        return Attr(path_ino(path), kind(node) | perm, size, born, born, born, uid, gid)
+
+    @staticmethod
+    def _size(file: File) -> int:
+        """Of what is known, where reading may need a call of its own; 0 if the service cannot be asked."""
+        read = file.known or file.read
+        try:
+            return 0 if read is None else len(read())
+        except ServiceError:
+            return 0
 
     def readdir(self, path: str) -> list[tuple[str, int, int]]:
         """(name, file type, inode number) of all in a virtual folder."""
@@ -258,7 +122,7 @@ class Control:
         if not isinstance(node, Folder):
             raise NotDirectory(f"/{path}")
         below = [(name, paths.join(path, name)) for name in node.names()]
-        return [(name, _kind(self.node(child)), path_ino(child)) for name, child in below]
+        return [(name, kind(self.node(child)), path_ino(child)) for name, child in below]
 
     def readlink(self, path: str) -> str:
         node = self.node(path)
@@ -274,11 +138,20 @@ class Control:
         access = flags & os.O_ACCMODE
         if (access != os.O_RDONLY and node.write is None) or (access == os.O_RDONLY and node.read is None):
             raise Denied(f"/{path} is not made for that")
-        snapshot = b"" if node.read is None or access == os.O_WRONLY else node.read()
+        snapshot = b"" if node.read is None or access == os.O_WRONLY else self._read(node)
         with self._lock:
             fh = next(self._next)
             self._handles[fh] = Handle(path, node, snapshot)
+        if node.live is not None:
+            self._simulations.poller.follow(node.live)
         return fh
+
+    def _read(self, file: File) -> bytes:
+        assert file.read is not None
+        try:
+            return file.read()
+        except CloudsimfsError as error:
+            raise self._failed(error) from error
 
     def _handle(self, fh: int) -> Handle:
         with self._lock:
@@ -289,16 +162,14 @@ class Control:
 
     def release(self, fh: int) -> None:
         with self._lock:
-            self._handles.pop(fh, None)
-
-    def followed(self) -> set[str]:
-        """The paths of the live files that are open."""
-        with self._lock:
-            return {handle.path for handle in self._handles.values() if handle.file.live}
+            handle = self._handles.pop(fh, None)
+        if handle is not None and handle.file.live is not None:
+            self._simulations.poller.unfollow(handle.file.live)
 
     def read(self, fh: int, size: int, offset: int) -> bytes:
         handle = self._handle(fh)
-        data = handle.file.read() if handle.file.live and handle.file.read else handle.snapshot
+        now = handle.file.known if handle.file.live else None
+        data = handle.snapshot if now is None else now()
         return data[offset : offset + size]
 
     def write(self, fh: int, data: bytes) -> None:
@@ -308,58 +179,27 @@ class Control:
         if again is not None:
             raise again  # a buffering writer's close() repeats what could not be written: not a second command
         try:
-            self._command(handle.file, data)
+            answer = self._command(handle.path, handle.file, data)
         except CloudsimfsError as error:
             handle.failed.clear()
             handle.failed[data] = error
-            raise
+            raise self._failed(error) from error
+        if answer is not None:
+            handle.snapshot = answer
 
-    def _command(self, file: File, data: bytes) -> None:
+    def _command(self, path: str, file: File, data: bytes) -> bytes | None:
         assert file.write is not None
         try:
             word = data.decode("utf-8").strip()
         except UnicodeDecodeError:
-            raise self._failed(Invalid("a command is text")) from None
+            raise Invalid("a command is text") from None
         if not word:
-            raise self._failed(Invalid("an empty command"))
-        try:
-            file.write(word)
-        except CloudsimfsError as error:
-            raise self._failed(error) from error
+            raise Invalid("an empty command; .simulations/README shows what to write")
+        answer = file.write(word)
+        if path.startswith(SIMULATIONS):
+            self._simulations.succeeded()
+        return answer
 
     def _failed(self, error: CloudsimfsError) -> CloudsimfsError:
-        with self._lock:
-            self._error = redact(f"{error}\n")
+        self._simulations.failed(error)
         return error
-
-    def _launch(self, command: str) -> None:
-        run_id = self._runs.launch(command)
-        with self._lock:
-            self._launched = f"id={run_id} {' '.join(command.split())}\n"
-            self._error = ""
-
-
-def run_paths(run_ids: Iterable[int]) -> list[str]:
-    """The paths whose contents change with the state of these runs."""
-    of_run = [
-        f"{SIMULATIONS}/{run_id}/{name}" for run_id in run_ids for name in ("status", "ended", "info.json", "log")
-    ]
-    return [SIMULATIONS, f"{SIMULATIONS}/runs", f"{SIMULATIONS}/runs.json", *of_run]
-
-
-def _lines(items: Iterable[object]) -> str:
-    return "".join(f"{item}\n" for item in items)
-
-
-def _json(value: object) -> str:
-    return json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n"
-
-
-def _row(run: Simulation) -> str:
-    fields = (run.id, run.status_name, run.script, run.cpu, run.ram, run.folder, run.started, run.ended)
-    return " ".join(str(field).replace(" ", "T") or "-" for field in fields)
-
-
-def _public(run: Simulation) -> dict[str, object]:
-    """Every field but the personal one (service-observed.md: `vnc_url` is never shown by default)."""
-    return {key: value for key, value in run.raw.items() if key != "vnc_url"}

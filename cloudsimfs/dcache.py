@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Mapping, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cachetools import TTLCache
 
@@ -213,12 +213,7 @@ class DCache:
         return age < (self._ttl if steady else self._ttl * self._stretch())
 
     def _stretch(self) -> float:
-        """1 while at least half of the hour's calls are left, up to STRETCH when none are."""
-        state = self._client.budget.snapshot()
-        if not state.limit or state.remaining is None:
-            return 1.0
-        left = state.remaining / state.limit
-        return 1.0 if left >= 0.5 else 1.0 + (STRETCH - 1.0) * (1.0 - 2.0 * left)
+        return self._client.budget.stretch(STRETCH)
 
     def _fly(self, path: str, flight: Flight, since: float | None) -> None:
         with self._lock:
@@ -319,6 +314,17 @@ class DCache:
         entry = self.entry(path, since=since)
         return entry is not None and entry.is_dir and entry.id == entry_id
 
+    def measured(self, entry: Entry) -> Entry:
+        """A file's entry with its size, which the listing did not tell: asked for once per version."""
+        found = self._client.measure(entry)
+        with self._lock:
+            listing = self._known.get(entry.dirname)
+            if listing is not None and listing.names.get(entry.name) == entry:
+                self._keep_locked(entry.dirname, Listing({**listing.names, entry.name: found}, listing.asked_at))
+                self._fresh.pop(entry.dirname, None)  # its age decides
+        self._on_change(entry.dirname, {entry.name})
+        return found
+
     def known_entry(self, path: str) -> Entry | None:
         """What was last listed under `path`, however old; asks nobody."""
         directory, name = paths.split(path)
@@ -387,6 +393,8 @@ class DCache:
             before = self._known.get(path)
             if before is not None and before.asked_at > listing.asked_at:
                 return  # a later answer has come first
+            if before is not None:
+                listing = Listing(with_sizes(before.names, listing.names), listing.asked_at)
             self._keep_locked(path, listing)
             self._held.pop(path, None)
             self._forgotten.discard(path)
@@ -446,6 +454,21 @@ class DCache:
                 return
             self._forgotten.add(path)
         self._store.forget(path)
+
+
+def with_sizes(before: Mapping[str, Entry], after: Mapping[str, Entry]) -> Mapping[str, Entry]:
+    """The names of a listing, with sizes that it did not tell and that were asked for before."""
+    known: dict[str, Entry] = {}
+    for name, entry in after.items():
+        old = None if entry.sized else before.get(name)
+        if (
+            old is not None
+            and old.sized
+            and entry.mtime_ns is not None
+            and replace(old, size=0, sized=False) == entry
+        ):
+            known[name] = old
+    return {**after, **known} if known else after
 
 
 def total_size(names: Mapping[str, Entry]) -> int:

@@ -31,6 +31,7 @@
         |-- NotOffered              ENOTSUP       this API version has no such call
         |-- NoSuchEntry             ENOENT        the service knows no such file, folder or run
         |-- Refused                 EIO           the service answered with an error of its own
+        |   `-- Unexplained         EIO           one that does not say why: it may have done what it was asked
         |-- ServerFault             EIO           5xx, or a page that is no answer
         |-- BadReply                EIO           an answer that fits no known shape
         |-- LinkExpired             EIO           a signed URL is no longer accepted
@@ -183,6 +184,10 @@ class NoSuchEntry(ServiceError):
 
 
 class Refused(ServiceError):
+    errno = errno.EIO
+
+
+class Unexplained(Refused):
     errno = errno.EIO
 
 

@@ -35,6 +35,8 @@ class Handle:
     inode: Inode
     readable: bool
     writable: bool
+    measured: bool = False  # the kernel may still think that the file is empty
+    appends: bool = False  # and that its end is where it is not
 
 
 class Handles:
@@ -78,17 +80,22 @@ class Handles:
     def open(self, path: str, flags: int, *, is_preview: Callable[[], bool] = lambda: False) -> int:
         """open(2) without O_CREAT. Raises BudgetSpent for a preview that would take calls others need."""
         access = flags & os.O_ACCMODE
+        writes = access != os.O_RDONLY
+        truncate = writes and bool(flags & os.O_TRUNC)
+        measured = not truncate and self._tree.measure(path)
         handle = Handle(
-            self._tree.open(path, write=access != os.O_RDONLY),
+            self._tree.open(path, write=writes, truncate=truncate),
             readable=access != os.O_WRONLY,
-            writable=access != os.O_RDONLY,
+            writable=writes,
+            measured=measured,
+            appends=measured and bool(flags & os.O_APPEND),
         )
         fh = self._add(handle)
         content = handle.inode.content
         if content is not None and not content.is_whole and not self._may_preview() and is_preview():
             self.release(fh)
             raise BudgetSpent(f"/{path}: previews leave what the hour has left of API calls to others")
-        if flags & os.O_TRUNC and handle.writable:
+        if truncate:
             self.truncate(fh, 0)
         return fh
 
@@ -97,8 +104,11 @@ class Handles:
         return self._add(Handle(inode, readable=flags & os.O_ACCMODE != os.O_WRONLY, writable=True))
 
     def is_mixed(self, fh: int) -> bool:
-        """Whether other handles of the same path have another version of the file."""
-        inode = self.get(fh).inode
+        """Whether the kernel's view of the path is not this handle's, as if others have another version open."""
+        handle = self.get(fh)
+        if handle.measured:
+            return True
+        inode = handle.inode
         with self.lock:
             return any(
                 other.inode is not inode and other.inode.path == inode.path for other in self._handles.values()
@@ -167,6 +177,9 @@ class Handles:
         return same
 
     def write(self, fh: int, data: bytes, offset: int) -> int:
+        handle = self.get(fh)
+        if handle.appends:
+            offset = max(offset, handle.inode.size)
         with self._changing(fh, offset) as content:
             return content.write(data, offset)
 
@@ -179,7 +192,7 @@ class Handles:
 
     def truncate_path(self, path: str, size: int) -> None:
         """truncate(2): an open, a change and a close."""
-        fh = self.open(path, os.O_WRONLY)
+        fh = self.open(path, os.O_WRONLY | (0 if size else os.O_TRUNC))
         try:
             self.truncate(fh, size)
             self.flush(fh)

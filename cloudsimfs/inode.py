@@ -106,6 +106,7 @@ class Inode:
         self.writers = 0  # guarded by Tree.lock
         # An upload under this path has begun since `entry` was listed: the service may have more than it.
         self.uploaded = False  # guarded by lock
+        self.based_at = math.inf  # monotonic seconds; since when `entry` is the base; guarded by lock
         # The store's clock when the last generation was stored, to tell our version from a newer one.
         self.stored_ns: int | None = None  # guarded by lock
         self.stored_size = -1  # bytes of that generation; guarded by lock
@@ -113,6 +114,13 @@ class Inode:
         self.stored_at = math.inf  # monotonic seconds of that, or of the replay; guarded by lock
         # Local-only names (editor droppings, .fuse_hidden*) are never uploaded.
         self.local_only = False  # guarded by Tree.lock
+
+    def rebase(self, entry: Entry | None, *, uploaded: bool, at: float) -> None:
+        """What the service has under the name from now (`at`, monotonic seconds) on. The caller holds `lock`.
+
+        `uploaded`: it may have more than `entry`, from us.
+        """
+        self.entry, self.uploaded, self.based_at = entry, uploaded, at
 
     def move(self, event: str) -> None:
         """Take the step of the table above. The caller holds `lock`."""
@@ -183,6 +191,7 @@ class Gone:
         self.done = False  # guarded by Writeback.lock; the service has acknowledged the delete
         self.done_at = math.inf  # monotonic seconds of that, or of the replay
         self.looks = 0  # how often what was uploaded there was looked for in vain; guarded by Writeback.lock
+        self.refused_at = math.inf  # when the service first refused to delete it, monotonic seconds
         self.others_stay = False  # a folder's delete left it standing, with what others have put there
 
     def finish(self, now: float) -> None:

@@ -223,7 +223,8 @@ class Journal:
             try:
                 yield self._db
             except sqlite3.Error as error:
-                if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
+                # the module's own errors, as of a closed database, have no code
+                if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
                     raise NoSpace(f"the journal cannot be written: {error}") from error
                 raise FsError(f"the journal cannot be written: {error}") from error
 

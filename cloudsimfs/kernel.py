@@ -25,7 +25,6 @@ except ImportError:
 Callbacks: Any = binding.Operations  # what `operations` derives from
 READDIR_PLUS, FILL_DIR_PLUS = 1, 2  # fuse.h: enum fuse_readdir_flags, enum fuse_fill_dir_flags
 NEGATIVE_TIMEOUT = 1.0  # seconds; a cached "no such file" cannot be taken back from here (libfuse's fuse.h)
-FOLLOW_EVERY = 1.0  # seconds
 THREADS = 64  # callbacks at the same time
 READERS = 40  # of those, the most that the kernel's page cache may have waiting for data
 ASYNC_DIO = 1 << 15  # fuse_common.h: with it, who waits for an O_DIRECT read cannot be interrupted
@@ -75,11 +74,9 @@ class KernelCache:
     """Takes back what the kernel has cached: attributes and pages, by `fuse_invalidate_path` (libfuse 3.2).
 
     The call may wait for a page that a callback is reading, so it is made by a thread of its own, with no lock held.
-    Virtual files that are followed are taken back every second: they grow without the kernel's knowledge.
     """
 
-    def __init__(self, followed: Callable[[], set[str]]) -> None:
-        self._followed = followed
+    def __init__(self) -> None:
         self._changed = threading.Condition()  # protects the two below; a leaf
         self._paths: set[str] = set()
         self._running = False
@@ -100,11 +97,6 @@ class KernelCache:
             self._running = False
             self._changed.notify()
 
-    def follow(self) -> None:
-        """A file that grows has been opened."""
-        with self._changed:
-            self._changed.notify()
-
     def invalidate(self, path: str) -> None:
         """The path's attributes, and its data if it is a file, have changed on the service."""
         with self._changed:
@@ -116,11 +108,11 @@ class KernelCache:
         while True:
             with self._changed:
                 if self._running and not self._paths:
-                    self._changed.wait(FOLLOW_EVERY if self._followed() else None)
+                    self._changed.wait()
                 if not self._running:
                     return
                 batch, self._paths = self._paths, set()
-            for path in batch or self._followed():
+            for path in batch:
                 self._library.fuse_invalidate_path(self._fuse, f"/{path}".encode("utf-8", "surrogateescape"))
 
 

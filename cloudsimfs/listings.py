@@ -24,7 +24,7 @@ SCHEMA = """
 CREATE TABLE IF NOT EXISTS listing (
   path     TEXT PRIMARY KEY,               -- the directory
   asked_at REAL NOT NULL,                  -- wall seconds, from before the call
-  entries  BLOB NOT NULL                   -- zlib of a JSON list of [id, name, is_dir, size, mtime_ns or null]
+  entries  BLOB NOT NULL                   -- zlib of a JSON list of [id, name, is_dir, size or null, mtime_ns or null]
 ) WITHOUT ROWID;
 """
 CLEAN = 1  # the application_id of a database that was closed in order
@@ -97,7 +97,7 @@ class ListingStore:
             return None
         items = json.loads(zlib.decompress(row[1]))
         return row[0] if self._trusted else 0.0, {
-            name: Entry(entry_id, path, name, is_dir, size, mtime_ns)
+            name: Entry(entry_id, path, name, is_dir, size or 0, mtime_ns, size is not None)
             for entry_id, name, is_dir, size, mtime_ns in items
         }
 
@@ -142,7 +142,7 @@ class ListingStore:
                     self._db.execute("DELETE FROM listing WHERE path = ? OR (path > ? AND path < ?)", inside)
                     continue
                 asked_at, names = item
-                rows = [[e.id, e.name, e.is_dir, e.size, e.mtime_ns] for e in names.values()]
+                rows = [[e.id, e.name, e.is_dir, e.size if e.sized else None, e.mtime_ns] for e in names.values()]
                 blob = zlib.compress(json.dumps(rows, ensure_ascii=False).encode(), 1)
                 self._db.execute("INSERT OR REPLACE INTO listing VALUES (?,?,?)", (path, asked_at, blob))
             self._db.execute("COMMIT")

@@ -15,7 +15,7 @@ from cloudsimfs import __version__, paths
 from cloudsimfs.clock import Clock, SystemClock
 from cloudsimfs.config import KERNEL_SHARE, Config, cache_limit
 from cloudsimfs.conflicts import Conflicts
-from cloudsimfs.control import Control, run_paths
+from cloudsimfs.control import Control
 from cloudsimfs.daemon import on_signal
 from cloudsimfs.datacache import DataCache
 from cloudsimfs.dcache import DCache
@@ -42,10 +42,11 @@ from cloudsimfs.previews import is_spare
 from cloudsimfs.recovery import Recovery
 from cloudsimfs.replay import replay
 from cloudsimfs.report import Report
-from cloudsimfs.runs import Runs
+from cloudsimfs.runsetup import runs_of_account
 from cloudsimfs.service import Client, connect
+from cloudsimfs.simulations import run_paths
 from cloudsimfs.syncer import Syncer
-from cloudsimfs.tree import Owner, Tree, is_dir
+from cloudsimfs.tree import Node, Owner, Tree, is_dir
 from cloudsimfs.writeback import Writeback
 
 log = logging.getLogger(__name__)
@@ -85,11 +86,23 @@ class Mount:
             recovery=self._files.recovery,
             conflicts=self._files.conflicts,
         )
-        self._runs = Runs(self.client, self, self._files.journal, ttl=config.run_ttl, clock=self._clock)
+        self._control = Control(
+            runs_of_account(
+                self.client,
+                self._files.journal,
+                self,
+                directory=config.cache_dir,
+                ttl=config.run_ttl,
+                bulk=config.api != "v2",
+                clock=self._clock,
+            ),
+            self,
+            clock=self._clock,
+        )
         self._operations = Operations(
             self._files.tree,
             self._files.handles,
-            Control(self._runs, self, lambda: asdict(self.client.budget.snapshot()), clock=self._clock),
+            self._control,
             owner=_owner(config),
             timeout=config.ttl * KERNEL_SHARE,
             usage=lambda: (self._files.dcache.bytes_known, self._files.datacache.room),
@@ -154,6 +167,7 @@ class Mount:
         """Unmounted. What is not uploaded yet stays in the journal for the next mount."""
         waiting = len(self._files.writeback.pending())
         self._stop.set()
+        self._control.close()
         self._files.writeback.stop()
         self._files.syncer.stop()
         self._files.journal.close()
@@ -174,11 +188,19 @@ class Mount:
 
     def check_folder(self, path: str) -> None:
         try:
-            node = self._files.tree.lookup(path)
+            node = self._lookup_again(path)
         except NotFound:
             raise NotFound(f"there is no folder {path!r} in the storage; copy the case in first") from None
         if not is_dir(node):
             raise NotDirectory(f"{path!r} is a file; a run needs its folder")
+
+    def _lookup_again(self, path: str) -> Node:
+        """What others have just put there counts: before a folder is called missing, the service is asked."""
+        try:
+            return self._files.tree.lookup(path)
+        except NotFound:
+            self._files.dcache.invalidate(paths.parent(path))
+            return self._files.tree.lookup(path)
 
     def barrier(self, path: str) -> None:
         self._files.writeback.check_refused(path)
@@ -215,11 +237,19 @@ class Mount:
         self._files.dcache.expect_changes(path, SETTLING)
         self._operations.kernel_cache.invalidate(path)
 
-    def runs_changed(self, run_ids: list[int], active: frozenset[str]) -> None:
+    def results_expected(self, folder: str) -> None:
+        """Look anew inside, and for a while often. The listing above says no more of the folder than before."""
+        self._files.dcache.expect_changes(folder, SETTLING)
+        self._operations.kernel_cache.invalidate(folder)
+
+    def runs_changed(self, run_ids: set[int], active: frozenset[str]) -> None:
         self._files.dcache.keep_steady(active)
         if run_ids:
-            for path in run_paths(run_ids):
-                self._operations.kernel_cache.invalidate(path)
+            self.contents_changed(run_paths(run_ids))
+
+    def contents_changed(self, changed: list[str]) -> None:
+        for path in changed:
+            self._operations.kernel_cache.invalidate(path)
 
     def drafts(self) -> list[dict[str, object]]:
         return [asdict(draft) for draft in self._files.recovery.drafts()]
@@ -273,6 +303,7 @@ class _Files:
             clock=clock,
             on_stored=lambda inode: self.tree.stored(inode),
             on_deleted=lambda gone: self.tree.deleted(gone),
+            on_kept=lambda gone: self.tree.kept(gone),
             find_entry=lambda path, since: self.tree.find_entry(path, since),
             may_delete_folder=lambda gone, since: self.tree.only_holds(gone, since),
             evade_conflict=lambda inode: self.conflicts.evade(inode),

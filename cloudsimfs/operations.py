@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from cloudsimfs import changes, paths
 from cloudsimfs.attrs import path_ino
-from cloudsimfs.control import FIRST_HANDLE, TOP_NAMES, Control, is_control
+from cloudsimfs.control import FIRST_HANDLE, Control, is_control
 from cloudsimfs.errors import CloudsimfsError, Invalid, NotPermitted, NotSupported
 from cloudsimfs.handles import Handles
 from cloudsimfs.inode import BLOCK, Attr
@@ -99,7 +99,7 @@ class Operations(Callbacks):  # type: ignore[misc]  # the fallback binding has n
         self._lock = threading.Lock()  # protects _directories and _pages; a leaf
         self._directories: dict[int, list[Dirent]] = {}  # what an open directory held, by handle
         self._next = itertools.count(1)
-        self.kernel_cache = KernelCache(control.followed)
+        self.kernel_cache = KernelCache()
         # What the kernel's pages of a path were filled from at its last open (`Handles.identity`); guarded by _lock.
         self._pages: dict[str, int | None] = {}
         self._on_init = on_init
@@ -170,8 +170,6 @@ class Operations(Callbacks):  # type: ignore[misc]  # the fallback binding has n
             found += [(name, mode, ino, None) for name, mode, ino in self._control.readdir(path)]
         else:
             found += [(name, attr.mode, attr.ino, attr) for name, attr in self._tree.readdir(path)]
-            if path == paths.ROOT:
-                found += [(name, folder, path_ino(name), None) for name in TOP_NAMES]
         return found
 
     @callback
@@ -266,7 +264,6 @@ class Operations(Callbacks):  # type: ignore[misc]  # the fallback binding has n
         if is_control(path):
             fi.fh = self._control.open(path, fi.flags)
             fi.direct_io = 1  # its size may change without the kernel's knowledge
-            self.kernel_cache.follow()
         else:
             fi.fh = self._handles.open(path, fi.flags, is_preview=lambda: is_preview(fi.flags, caller()))
             # the kernel has one page cache per path: an older version's pages must not get into this handle

@@ -29,6 +29,7 @@ HIDDEN_PREFIX = ".fuse_hidden"  # libfuse's name for what was unlinked while ope
 SECOND_NS = 1_000_000_000  # nanoseconds; the unit of the service's times
 LATE_DELETES = 60.0  # seconds; a listing asked for so long after a delete shows what is there
 LATE_UPLOADS = 900.0  # seconds; the same for an upload ("some minutes", service-observed.md)
+BASE_SLACK_NS = 3_000_000_000  # nanoseconds by which the last upload may be later than the one that was confirmed
 CLOCK_SLACK_NS = 2_000_000_000  # nanoseconds by which a time of whole seconds may lag behind the store's clock
 
 
@@ -173,14 +174,20 @@ def inode_is_settled(inode: Inode, entry: Entry | None, asked_at: float) -> bool
         if inode.entry is not None and entry.version == inode.entry.version:
             # what was there before; or ours, stored in the same second with the same size, and the two look alike
             return is_ours(inode, entry) and (entry.mtime_ns or 0) > (inode.stored_ns or 0) - SECOND_NS
-        # another size: either an older state shown late, or somebody wrote after us
-        return entry.size == inode.size or is_newer(inode, entry)
+        if entry.size != inode.size:  # either an older state shown late, or somebody wrote after us
+            return is_newer(inode, entry)
+        # an older upload of ours may have had the same size, and be listed first
+        listed, stored = entry.mtime_ns, inode.stored_ns
+        is_older = listed is not None and stored is not None and listed < stored - SECOND_NS
+        return not is_older or asked_at > inode.stored_at + LATE_UPLOADS
 
 
 def inode_is_damaged(inode: Inode, entry: Entry, asked_at: float) -> bool:
     """Whether a listing shows our upload, by its time, with another size, too late to be an older state."""
     with inode.lock:
         if inode.state is not WriteState.STORED or inode.writers or entry.is_dir or entry.size == inode.size:
+            return False
+        if not entry.sized:
             return False
         if inode.stored_ns is None or entry.mtime_ns is None:
             return False
@@ -196,8 +203,8 @@ def is_foreign(inode: Inode, entry: Entry) -> bool:
     base = inode.entry
     if entry.is_dir or entry.mtime_ns is None:
         return False
-    if base is not None and (base.mtime_ns is None or entry.mtime_ns <= base.mtime_ns):
-        return False  # the same, or an older one shown late
+    if base is not None and (base.mtime_ns is None or entry.mtime_ns <= base.mtime_ns + BASE_SLACK_NS):
+        return False  # the same, an older one shown late, or the later one of two uploads that look alike
     if not inode.uploaded:
         return True
     # ours may be listed by now, also one whose answer was lost

@@ -119,7 +119,8 @@ class Recovery:
         with tree.lock, tree.journal.transaction():
             now = tree.now_ns()
             inode = Inode(row.path, is_dir=False, entry=None, attr=LocalAttr(fresh_ino(), mtime_ns=now))
-            inode.entry, inode.uploaded = replace_target(tree, row.path, target)
+            base, uploaded = replace_target(tree, row.path, target)
+            inode.rebase(base, uploaded=uploaded, at=tree.monotonic())
             tree.overlay.put(row.path, inode)
             tree.attrs.put(row.path, inode.attr)
             with inode.lock:

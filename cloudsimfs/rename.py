@@ -36,6 +36,8 @@ def rename(tree: Tree, old: str, new: str, *, replace_target: bool = True) -> No
     else:
         if target is not None and is_dir(target):
             raise IsDirectory(f"/{new}")
+        if tree.measure(old):
+            source = tree.lookup(old)
         above = tree.listing(paths.parent(old))
         with tree.lock, tree.journal.transaction():
             inode = tree.inode_of(old, source)
@@ -91,7 +93,8 @@ def _move_file(tree: Tree, inode: Inode, new: str, target: Node | None) -> Gone 
         was_open_dirty = inode.state is WriteState.DIRTY
         if not was_open_dirty:
             inode.change()
-        inode.path, inode.entry, inode.uploaded, inode.stored_ns = new, base, uploaded, None
+        inode.path, inode.stored_ns = new, None
+        inode.rebase(base, uploaded=uploaded, at=tree.monotonic())
         inode.local_only = is_local_name(paths.name(new))
         tree.overlay.put(new, inode)
         tree.touch(paths.parent(new))
@@ -154,6 +157,7 @@ def _subtree(tree: Tree, top: str, node: Node) -> tuple[list[tuple[str, Node]], 
     for directory, _ in folders:
         for name, _attr in tree.readdir(directory, hidden=True):
             path = paths.join(directory, name)
+            tree.measure(path)
             found = tree.lookup(path)
             (folders if is_dir(found) else files).append((path, found))
     return folders, files

@@ -88,7 +88,8 @@ def _replay_draft(tree: Tree, row: DraftRow) -> Inode:
 def _replay_inode(tree: Tree, row: FileRow | DraftRow) -> Inode:
     attr = replace(tree.attrs.get(row.path) or LocalAttr(), ino=row.ino)
     inode = Inode(row.path, is_dir=False, entry=row.base, attr=attr)
-    inode.generation, inode.uploaded = row.generation, row.uploaded
+    inode.generation = row.generation
+    inode.rebase(row.base, uploaded=row.uploaded, at=tree.born_at)
     inode.local_only = is_local_name(paths.name(row.path)) and row.base is None  # what is stored goes up as before
     tree.attrs.put(row.path, attr)
     tree.overlay.put(row.path, inode)

@@ -56,6 +56,7 @@ class Report:
             "uploads": self._uploads(jobs),
             "last_error": self._last_error(),
             "conflicts": [asdict(conflict) for conflict in self._conflicts.found()],
+            "undeleted": [{"path": path, "error": error} for path, error in self._writeback.undeleted().items()],
             "recover": [draft.path for draft in self._recovery.drafts()],
             "cache": {"directory": str(self._config.cache_dir), "used": used, "limit": limit},
             "open_files": self._handles.count,
@@ -94,6 +95,10 @@ class Report:
         lines += [
             f"refused   {reason}; write it again, remove it, or see `cloudsimfs recover`"
             for reason in self._writeback.refused()[:MOST_LINES]
+        ]
+        lines += [
+            f"undeleted /{path} is shown again, since the service does not delete it: {error}"
+            for path, error in list(self._writeback.undeleted().items())[:MOST_LINES]
         ]
         lines += [
             f"conflict  /{conflict.path} was changed on the service too; yours is /{conflict.ours}"

@@ -63,7 +63,7 @@ class GoneRow:
 def pack(entry: Entry | None) -> str | None:
     if entry is None:
         return None
-    return json.dumps([entry.id, entry.dirname, entry.name, entry.is_dir, entry.size, entry.mtime_ns])
+    return json.dumps([entry.id, entry.dirname, entry.name, entry.is_dir, entry.size, entry.mtime_ns, entry.sized])
 
 
 def unpack(text: str | None) -> Entry | None:

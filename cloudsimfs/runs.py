@@ -1,46 +1,50 @@
-"""Simulations: one shared cached list, logs, what may be asked for, and the commands launch, stop and sync.
+"""Simulations: one shared list of runs, their logs, and the commands stop and sync.
 
-One list call refreshes every run for everybody who looks; nobody looking means no calls. A launch is sent once:
-the intent is in the journal before the POST, an answer that was lost is looked for in the list of runs, and until it
-is found the same request is refused, also after a crash (design.md, invariant 7).
+One list call refreshes every run for everybody who looks; nobody looking means no calls. What is known is kept on
+disk (`runstore`) and serves while the service cannot be asked, or takes long to answer. v1's list carries the logs
+of all runs; v2's does not, so there a log costs a call of its own unless v1's list may be asked for it (`bulk`).
 
-Threading: fetches are single-flight; `_lock` protects the tables and is a leaf. No lock is held during a call.
+Threading: `_lock` protects the tables and is a leaf. Calls are made by a small pool, one at a time for each thing
+asked for: who comes second waits for the first one's answer. No lock is held during a call.
 """
 
 from __future__ import annotations
 
-import difflib
-import json
 import logging
-import re
-import shlex
+import math
 import threading
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
+from concurrent.futures import wait as wait_for
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from cloudsimfs.clock import Clock
 from cloudsimfs.errors import (
-    Cancelled,
-    Exists,
     Invalid,
-    LaunchUnresolved,
+    KeyRefused,
     NoSuchEntry,
     NotFound,
+    NotOffered,
     Refused,
     ServiceError,
-    TryAgain,
     WrongState,
 )
-from cloudsimfs.journal import Journal, LaunchRow
-from cloudsimfs.service import Client, LaunchRequest, RunStatus, Signal, Simulation
+from cloudsimfs.runstore import RunStore, public
+from cloudsimfs.service import Client, RunStatus, Signal, Simulation, Urgency
 
 log = logging.getLogger(__name__)
 
-OPTIONS_TTL = 24 * 3600.0  # seconds; what may be asked for hardly ever changes
-FORBIDDEN = re.compile(r"[\s,()'$~\"#*?]")  # not allowed in a run's folder (service-observed.md, "Limits")
-WORDS = ("cpu", "ram", "script", "folder", "nopre", "mesh", "key")
-REQUIRED = ("cpu", "ram", "script", "folder")
+LIST = 0  # what a call in flight is for: the list, else the id of a run
+GRACE = 2.0  # seconds a reader waits for a renewal before what is known is served
+HOLD = 5.0  # seconds what could not be renewed serves before the service is asked again
+STRETCH = 10.0  # times the TTL when no calls are left
+WHOLE_LIST = 24 * 3600.0  # seconds between lists of all pages, which see deleted runs go
+CALLERS = 4  # calls at the same time
+NEVER, WHOLE = -math.inf, math.inf  # when a log was asked for: not yet; and it grows no more
+STOPPABLE = (RunStatus.PENDING, RunStatus.RUNNING)
 STOP_WORDS = {
     "soft": Signal.SOFT_STOP,
     "SIGTSTP": Signal.SOFT_STOP,
@@ -49,277 +53,323 @@ STOP_WORDS = {
 }
 
 
-class Storage(Protocol):
-    """What a launch needs of the mount's files."""
+class Watcher(Protocol):
+    """Who must hear of changes. Called with no lock held."""
 
-    def storage_path(self, text: str) -> str:
-        """A folder as a user wrote it (storage path, or path within the mount) as a storage path."""
-
-    def check_folder(self, path: str) -> None:
-        """Raises NotFound or NotDirectory."""
-
-    def barrier(self, path: str) -> None:
-        """Wait until all below is on the service. Raises TryAgain."""
-
-    def refresh(self, path: str) -> None:
+    def results_expected(self, folder: str) -> None:
         """The service has put, or is about to put, files into this folder."""
 
-    def runs_changed(self, run_ids: list[int], active: frozenset[str]) -> None:
-        """These runs are new or have another state; `active` are the folders in which runs are going on."""
+    def runs_changed(self, run_ids: set[int], active: frozenset[str]) -> None:
+        """These runs, or their logs, are new or changed; `active` are the folders in which runs are going on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """A run's output. `at` is monotonic seconds, from before the call; `whole`: the run had ended."""
+
+    data: bytes
+    at: float
+    whole: bool
 
 
 class Runs:
-    """`ttl` in seconds: how long a list or a log is believed."""
+    """`ttl` in seconds: how long a list or a log is believed. `bulk`: v1's list may be asked for v2's logs."""
 
-    def __init__(self, client: Client, storage: Storage, journal: Journal, *, ttl: float, clock: Clock) -> None:
+    def __init__(
+        self, client: Client, store: RunStore, watcher: Watcher, *, ttl: float, bulk: bool, clock: Clock
+    ) -> None:
         self._client = client
-        self._storage = storage
-        self._journal = journal
+        self._store = store
+        self._watcher = watcher
         self._ttl = ttl
         self._clock = clock
+        self._bulk = bulk
+        self._pool = ThreadPoolExecutor(max_workers=CALLERS, thread_name_prefix="runs")
         self._lock = threading.Lock()
-        self._fetching = threading.Lock()  # held during the one list call; taken by those who wait for its answer
-        self._launching = threading.Lock()  # one launch at a time, so that "a new run" is unambiguous
-        self._runs: dict[int, Simulation] = {}
-        self._runs_at: float | None = None  # monotonic seconds
-        self._details: dict[int, tuple[float, Simulation]] = {}
-        self._options: dict[str, tuple[float, tuple[str, ...]]] = {}
+        # all guarded by _lock
+        self._runs: Mapping[int, Simulation] | None = None  # None: no list was ever had
+        self._at = NEVER  # monotonic seconds, from before the call
+        self._expired_at = NEVER  # monotonic; a list asked for before is old
+        self._whole_at = NEVER  # wall seconds; when all pages were had
+        saved = store.runs()
+        if saved is not None:
+            self._whole_at, self._runs = saved[0], {run.id: run for run in saved[1]}
+        self._logs: dict[int, Log] = {}
+        self._kept: set[int] = set()  # runs whose whole log is on disk
+        self._flights: dict[int, Future[None]] = {}
+        self._held: dict[int, float] = {}  # what could not be renewed, until when
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
     # -- looking -----------------------------------------------------------------------------------------
 
-    def all(self) -> dict[int, Simulation]:
+    def all(self) -> Mapping[int, Simulation]:
         """Every run by id, at most `ttl` old; older if the service cannot be asked now."""
-        asked = self._clock.monotonic()
-        with self._fetching:
-            with self._lock:
-                at, known = self._runs_at, self._runs
-            if at is not None and (asked < at or self._clock.monotonic() - at < self._ttl):
-                return known
-            try:
-                fresh = {run.id: run for run in self._client.simulations()}
-            except ServiceError as error:
-                if at is None:
-                    raise
-                log.warning("the list of runs is stale: %s", error)
-                return known
-            with self._lock:
-                self._runs, self._runs_at = fresh, self._clock.monotonic()
-        changed = [run for run in fresh.values() if known.get(run.id) != run]
-        for run in changed:
-            before = known.get(run.id)
-            if before is not None and before.active and before.status != run.status:
-                self._storage.refresh(run.folder)
-        active = frozenset(run.folder.strip("/") for run in fresh.values() if run.active)
-        self._storage.runs_changed([run.id for run in changed], active)
-        return fresh
+        if not self._is_fresh(self.listed_at):
+            self._await(LIST, self.renew, known=self.known() is not None)
+        return self.known() or {}
 
-    def known(self) -> dict[int, Simulation]:
-        """What `all` last answered; asks nobody."""
+    def recent(self) -> Mapping[int, Simulation]:
+        """The same, never older than `ttl`, even with the last calls. Raises the ServiceError of the call."""
+        if not self._is_fresh(self.listed_at):
+            self._fresh()
+        return self.known() or {}
+
+    def known(self) -> Mapping[int, Simulation] | None:
+        """What was last listed; asks nobody. None if nothing ever was."""
         with self._lock:
             return self._runs
 
     def get(self, run_id: int) -> Simulation:
+        """Raises NotFound."""
+        run = self.all().get(run_id)
+        if run is None:
+            raise _no_run(run_id)
+        return run
+
+    def expire(self) -> None:
+        """The next look asks the service."""
+        with self._lock:
+            self._at, self._expired_at = NEVER, self._clock.monotonic()
+            self._held.clear()
+
+    @property
+    def listed_at(self) -> float:
+        with self._lock:
+            return self._at
+
+    def _is_fresh(self, at: float) -> bool:
+        age = self._clock.monotonic() - at
+        return age < self._ttl or age < self._ttl * self._client.budget.stretch(STRETCH)
+
+    def _fresh(self) -> None:
+        """A list asked for from now on, with the last calls of the hour if need be."""
+        with self._lock:
+            other = self._flights.get(LIST)
+        if other is not None:
+            wait_for([other])
+        self._fly(LIST, lambda: self.renew(urgency=Urgency.CONTROL)).result()
+
+    def _await(self, key: int, call: Callable[[], None], *, known: bool) -> None:
+        """Make the call. If something is `known`, a failed or long one is not worth an error or a wait."""
+        with self._lock:
+            held = self._clock.monotonic() < self._held.get(key, NEVER)
+        if held and known:
+            return
+        flight = self._fly(key, call)
         try:
-            return self.all()[run_id]
-        except KeyError:
-            raise NotFound(f"no run {run_id}; `cat .simulations/runs` lists them") from None
+            flight.result(timeout=GRACE if known else None)
+        except FutureTimeout:
+            self._hold(key)
+        except ServiceError as error:
+            self._hold(key)
+            if not known:
+                raise
+            log.warning("%s is stale: %s", f"run {key}" if key else "the list of runs", error)
 
-    def output(self, run_id: int, *, look: bool) -> str:
-        """The run's log. With `look` off, what is known of it without a call of its own."""
-        run = self.known().get(run_id) or self.get(run_id)
-        if run.output is not None:  # v1's list carries every log
-            return run.output
+    def _hold(self, key: int) -> None:
         with self._lock:
-            at, detail = self._details.get(run_id, (None, None))
-        if look and (at is None or detail is None or self._is_old(at, run, detail)):
-            asked = self._clock.monotonic()
+            self._held[key] = self._clock.monotonic() + HOLD
+
+    def _fly(self, key: int, call: Callable[[], None]) -> Future[None]:
+        """The call for `key` that is under way, or this one."""
+
+        def fly() -> None:
             try:
-                detail = self._client.simulation(run_id)
-            except ServiceError:
-                if detail is None:
-                    raise
-            with self._lock:
-                self._details[run_id] = (asked, detail)
-                self._runs = {**self._runs, run_id: replace(detail, output=None)}  # the newer state of it
-        return "" if detail is None else detail.output or ""
+                call()
+            finally:
+                with self._lock:
+                    del self._flights[key]
 
-    def _is_old(self, at: float, run: Simulation, detail: Simulation) -> bool:
-        ended_and_whole = not run.active and detail.status == run.status
-        return not ended_and_whole and self._clock.monotonic() - at >= self._ttl
+        with self._lock:
+            if key not in self._flights:
+                self._flights[key] = self._pool.submit(fly)
+            return self._flights[key]
 
-    def option(self, name: str) -> tuple[str, ...]:
-        """The values a launch may use for `cpu`, `ram` or `scripts`."""
-        with self._lock:
-            at, values = self._options.get(name, (None, ()))
-        if at is not None and self._clock.monotonic() - at < OPTIONS_TTL:
-            return values
-        lookup: dict[str, Callable[[], tuple[str, ...]]] = {
-            "cpu": self._client.cpu_values,
-            "ram": self._client.ram_values,
-            "scripts": self._client.scripts,
-        }
-        values = lookup[name]()
-        with self._lock:
-            self._options[name] = (self._clock.monotonic(), values)
-        return values
+    # -- logs --------------------------------------------------------------------------------------------
 
-    def known_option(self, name: str) -> tuple[str, ...]:
-        """What `option` last answered, nothing before it was asked; asks nobody."""
+    def log(self, run_id: int) -> bytes:
+        """A run's output, at most `ttl` old; older if the service cannot be asked now."""
+        run = (self.known() or {}).get(run_id) or self.get(run_id)
+        found = self._log(run)
+        if found is None or (not found.whole and not (run.active and self._is_fresh(found.at))):
+            if self._is_v1():
+                self._await(LIST, self.renew, known=found is not None)
+            elif self._bulk and self._wants_other_logs(run_id):
+                with suppress(ServiceError):
+                    self._fly(LIST, lambda: self.renew(logs=True)).result()
+            if self._log(run) is found:  # a list without it
+                self._await(run_id, lambda: self.renew_log(run_id), known=found is not None)
+            found = self._log(run)
+        if found is not None and found.whole and run_id not in self._kept:
+            self._store.save_blob(run_id, "log", found.data)
+            self._kept.add(run_id)
+        return b"" if found is None else found.data
+
+    def known_log(self, run_id: int) -> bytes:
+        """What is known of it; asks nobody."""
+        run = (self.known() or {}).get(run_id)
+        found = None if run is None else self._log(run)
+        return b"" if found is None else found.data
+
+    def _log(self, run: Simulation) -> Log | None:
         with self._lock:
-            return self._options.get(name, (0.0, ()))[1]
+            found = self._logs.get(run.id)
+        if found is None and not run.active:
+            data = self._store.blob(run.id, "log")
+            if data is not None:
+                found = Log(data, NEVER, whole=True)
+                with self._lock:
+                    self._logs[run.id] = found
+                    self._kept.add(run.id)
+        return found
+
+    def log_at(self, run_id: int) -> float:
+        """When the log was last asked for (monotonic), NEVER or WHOLE."""
+        with self._lock:
+            found = self._logs.get(run_id)
+        return NEVER if found is None else WHOLE if found.whole else found.at
+
+    def _wants_other_logs(self, run_id: int) -> bool:
+        """Whether logs of other active runs were asked for of late: then all at once are cheaper."""
+        with self._lock:
+            others = [found for other, found in self._logs.items() if other != run_id and not found.whole]
+        return any(self._is_fresh(found.at) for found in others)
+
+    def lists_logs(self, wanted: int) -> bool:
+        """Whether a list is the cheapest way to so many logs."""
+        return self._is_v1() or (self._bulk and wanted > 1)
+
+    def _is_v1(self) -> bool:
+        try:
+            return self._client.version == "v1"
+        except ServiceError:  # not found out yet, and it cannot be now
+            return False
+
+    # -- asking the service ------------------------------------------------------------------------------
+
+    def renew(self, *, logs: bool = False, urgency: Urgency = Urgency.NORMAL) -> None:
+        """Ask for the list; `logs`: with all logs."""
+        asked, asked_wall = self._clock.monotonic(), self._clock.now()
+        older: dict[int, Simulation] | None = None  # those on the pages nobody needs
+
+        def enough(found: list[Simulation]) -> bool:
+            nonlocal older
+            older = self._ended_before(found)
+            return older is not None
+
+        try:
+            found = self._client.simulations(logs=logs, enough=enough, urgency=urgency)
+        except (KeyRefused, NotOffered, NoSuchEntry, Refused):
+            if logs:
+                self._bulk = False  # it matters in v2 only
+            raise
+        with self._lock:
+            if older is None:
+                self._whole_at = asked_wall
+            self._at = asked if asked >= self._expired_at else NEVER
+            self._held.pop(LIST, None)
+        self._take({**(older or {}), **{run.id: run for run in found}}, asked)
+
+    def _ended_before(self, found: list[Simulation]) -> dict[int, Simulation] | None:
+        """The known runs older than these newest ones, if they are known to change no more; None: look at them."""
+        ids = [run.id for run in found]
+        with self._lock:
+            known, age = self._runs, self._clock.now() - self._whole_at
+        if not ids or ids != sorted(ids, reverse=True) or known is None or age > WHOLE_LIST:
+            return None
+        older = {run_id: run for run_id, run in known.items() if run_id < ids[-1]}
+        return None if any(run.active for run in older.values()) else older
+
+    def renew_log(self, run_id: int) -> None:
+        """Ask for one run with its log."""
+        asked = self._clock.monotonic()
+        detail = self._client.simulation(run_id)
+        with self._lock:
+            self._held.pop(run_id, None)
+        self._take({run_id: detail}, asked, is_list=False)
+
+    def _take(self, found: dict[int, Simulation], asked: float, *, is_list: bool = True) -> None:
+        """Put what came into the tables and tell the watcher what is new."""
+        with self._lock:
+            before = self._runs or {}
+            changed = {run.id for run in found.values() if self._take_log_locked(run, asked)}
+            fresh = {run.id: self._settled_locked(run, asked) for run in found.values()}
+            if not is_list:
+                fresh = {**before, **fresh}
+            self._runs = fresh
+            whole_at = self._whole_at
+        for run in fresh.values():
+            old = before.get(run.id)
+            if old == run:
+                continue
+            changed.add(run.id)
+            if old is not None and old.active and old.status != run.status:
+                self._watcher.results_expected(run.folder)
+        gone = before.keys() - fresh.keys()
+        if fresh != before:
+            self._store.save_runs(whole_at, fresh.values())
+        active = frozenset(run.folder for run in fresh.values() if run.active)
+        self._watcher.runs_changed(changed | gone, active)
+
+    def _take_log_locked(self, run: Simulation, asked: float) -> bool:
+        """Whether its log is new."""
+        old = self._logs.get(run.id)
+        if run.output is None or (old is not None and (old.whole or old.at > asked)):
+            return False
+        data = run.output.encode("utf-8", "replace")
+        self._logs[run.id] = Log(data, asked, whole=not run.active)
+        return old is None or old.data != data
+
+    def _settled_locked(self, run: Simulation, asked: float) -> Simulation:
+        """What is kept of a run; what is known of it already if that was asked for later."""
+        found = self._logs.get(run.id)
+        if found is not None and found.at > asked and self._runs is not None and run.id in self._runs:
+            return self._runs[run.id]
+        return replace(run, output=None, raw=public(run))
 
     # -- commands ----------------------------------------------------------------------------------------
-
-    def _expire(self) -> None:
-        with self._lock:
-            if self._runs_at is not None:
-                self._runs_at -= self._ttl
-
-    def launch(self, command: str) -> int:
-        """Start the run that the words ask for and return its id, once all files below its folder are stored.
-
-        The same `key` never launches twice. Raises Invalid, NotFound, TryAgain, Exists if an earlier launch of the
-        same request turns out to have started a run, or the ServiceError of the call.
-        """
-        words = parse_command(command)
-        token = words.pop("key", None)
-        with self._launching:
-            request = self._request(words)
-            earlier = self._earlier(request, token)
-            if earlier is not None:
-                return earlier
-            self._storage.barrier(request.folder)
-            if request.mesh is not None:
-                self._storage.barrier(request.mesh)
-            self._expire()
-            row = self._journal.intend_launch(request, token, self.all())
-            run_id = self._post(request, row)
-            self._journal.resolve_launch(row, run_id)
-        log.info("launched run %d in /%s", run_id, request.folder)
-        self._expire()
-        return run_id
-
-    def _post(self, request: LaunchRequest, row: int) -> int:
-        """Send it, once. What fails for certain leaves no trace; anything else stays in the journal."""
-        try:
-            return self._client.launch(request)
-        except (LaunchUnresolved, Cancelled) as error:
-            return self._look_for(next(found for found in self._journal.launches() if found.id == row), str(error))
-        except ServiceError:
-            self._journal.drop_launch(row)
-            raise
-
-    def _earlier(self, request: LaunchRequest, token: str | None) -> int | None:
-        """The run of the same key, if there is one. Raises if an earlier launch must be cleared up first."""
-        for row in self._journal.launches():
-            if row.run is not None:
-                if row.token is not None and row.token == token:
-                    return row.run
-            elif row.request == request or (token is not None and row.token == token):
-                found = self._look_for(row, "an earlier launch of the same run got no answer")
-                self._journal.resolve_launch(row.id, found)
-                if row.token is not None and row.token == token:
-                    return found
-                raise Exists(f"the earlier launch did start run {found}; launch again if you want a second one")
-        return None
-
-    def _look_for(self, row: LaunchRow, reason: str) -> int:
-        """The run that a lost answer spoke of. Raises TryAgain while none is to be seen."""
-        self._expire()
-        wanted = row.request
-        for run in self.all().values():
-            same = (str(run.cpu), run.ram, run.script, run.folder.strip("/"))
-            if run.id not in row.known and same == (wanted.cpu, wanted.ram, wanted.script, wanted.folder):
-                return run.id
-        raise TryAgain(f"{reason}. No new run is to be seen yet: look at .simulations/runs before you try again")
-
-    def _request(self, words: dict[str, str]) -> LaunchRequest:
-        folder = self._storage.storage_path(words["folder"])
-        mesh = None if "mesh" not in words else self._storage.storage_path(words["mesh"])
-        for path in (folder, mesh or ""):
-            found = FORBIDDEN.search(path)
-            if found is not None:
-                raise Invalid(f"folder {path!r}: the service runs nothing in a folder with {found[0]!r} in its name")
-        check_value("cpu", words["cpu"], self.option("cpu"))
-        check_value("ram", words["ram"], self.option("ram"))
-        check_value("script", words["script"], self.option("scripts"))
-        if words.get("nopre", "0") not in ("0", "1"):
-            raise Invalid(f"nopre={words['nopre']}: 0 asks for a SPOT instance, 1 for a REGULAR one")
-        self._storage.check_folder(folder)
-        nopre = int(words["nopre"]) if "nopre" in words else None
-        return LaunchRequest(words["cpu"], words["ram"], words["script"], folder, nopre, mesh)
 
     def stop(self, run_id: int, word: str) -> None:
         """Stop a run `soft` or `hard`. Raises Invalid, NotFound, WrongState."""
         signal = STOP_WORDS.get(word)
         if signal is None:
             raise Invalid(f"{word!r}: write `soft` (saves the results) or `hard` (saves nothing)")
-        run = self._in_state(run_id, "stopped", (RunStatus.PENDING, RunStatus.RUNNING))
-        try:
-            self._client.stop(run_id, signal)
-        except NoSuchEntry:
-            raise NotFound(f"no run {run_id}") from None
-        except Refused as error:
-            raise WrongState(f"run {run_id} could not be stopped: {error}") from error
-        self._expire()
-        self._storage.refresh(run.folder)
+        hard = signal is Signal.HARD_STOP
+        states = (*STOPPABLE, RunStatus.STOPPING) if hard else STOPPABLE  # a soft stop may take too long
+        self._command(run_id, "stopped", states, lambda: self._client.stop(run_id, signal))
 
     def sync(self, run_id: int, word: str) -> None:
         """Have a run save its current results and go on. Raises Invalid, NotFound, WrongState."""
         if word != "1":
             raise Invalid(f"{word!r}: write `1` to have run {run_id} save its results now")
-        run = self._in_state(run_id, "synced", (RunStatus.RUNNING,))
-        try:
-            self._client.sync(run_id)
-        except NoSuchEntry:
-            raise NotFound(f"no run {run_id}") from None
-        except Refused as error:
-            raise WrongState(f"run {run_id} could not be synced: {error}") from error
-        self._storage.refresh(run.folder)
+        self._command(run_id, "synced", (RunStatus.RUNNING,), lambda: self._client.sync(run_id))
 
-    def _in_state(self, run_id: int, what: str, states: tuple[RunStatus, ...]) -> Simulation:
-        run = self.get(run_id)
-        if run.status not in states:
-            self._expire()  # it may have moved on since
-            run = self.get(run_id)
+    def _command(self, run_id: int, done: str, states: tuple[RunStatus, ...], call: Callable[[], None]) -> None:
+        run = self._in_state(run_id, done, states)
+        try:
+            call()
+        except NoSuchEntry:
+            raise _no_run(run_id) from None
+        except Refused as error:
+            raise WrongState(f"run {run_id} could not be {done}: {error}") from error
+        log.info("run %d: to be %s", run_id, done)
+        self.expire()
+        self._watcher.results_expected(run.folder)
+
+    def _in_state(self, run_id: int, done: str, states: tuple[RunStatus, ...]) -> Simulation:
+        run = (self.known() or {}).get(run_id)
+        if run is None or run.status not in states:
+            self._fresh()  # it may be new, or have moved on since
+            run = (self.known() or {}).get(run_id)
+        if run is None:
+            raise _no_run(run_id)
         if run.status not in states:
             allowed = " or ".join(state.name for state in states)
-            raise WrongState(f"run {run_id} is {run.status_name}; only one that is {allowed} can be {what}")
+            raise WrongState(f"run {run_id} is {run.status_name}; only one that is {allowed} can be {done}")
         return run
 
 
-# -- the words of a launch -------------------------------------------------------------------------------
-
-
-def parse_command(command: str) -> dict[str, str]:
-    """`cpu=8 ram=...` or the same as a JSON object, as a dict. Raises Invalid."""
-    try:
-        if command.lstrip().startswith("{"):
-            pairs = [(str(key), str(value)) for key, value in json.loads(command).items()]
-        else:
-            pairs = []
-            for word in shlex.split(command):
-                key, equals, value = word.partition("=")
-                if not equals:
-                    raise Invalid(f"{word!r} is not a word of the form name=value")
-                pairs.append((key, value))
-    except ValueError as error:
-        raise Invalid(f"the command cannot be read: {error}") from error
-    for key, _ in pairs:
-        check_value("word", key, WORDS)
-    words = dict(pairs)
-    if len(words) < len(pairs):
-        raise Invalid("a word is given twice")
-    missing = [key for key in REQUIRED if not words.get(key)]
-    if missing:
-        raise Invalid(f"{' and '.join(missing)} missing; write: cpu=8 ram=highcore script=NAME folder=PATH")
-    return words
-
-
-def check_value(what: str, value: str, allowed: Iterable[str]) -> None:
-    """Raises Invalid, naming near values, if `value` is not one of `allowed`."""
-    values = list(allowed)
-    if value in values:
-        return
-    near = difflib.get_close_matches(value, values, n=3, cutoff=0.5) or values[:12]
-    raise Invalid(f"{what} {value!r} is not offered; there is: {', '.join(near)}")
+def _no_run(run_id: int) -> NotFound:
+    return NotFound(f"no run {run_id}; `cat .simulations/runs` lists them")

@@ -66,6 +66,7 @@ class Tree:
         self._owner = owner
         self._clock = clock
         self._born_ns = self.now_ns()
+        self.born_at = self.monotonic()  # listings asked for later may have news of what the journal speaks of
         self._touched: dict[str, int] = {}  # when names in a directory last changed here, ns; guarded by lock
         self._seen: dict[str, float] = {}  # asked_at of the last listing reconciled; guarded by lock
 
@@ -178,7 +179,8 @@ class Tree:
             inode.unlinked = True
             self._drop_content(inode)
         inode.move("confirmed")
-        inode.entry, inode.uploaded, inode.closed_size = entry, False, None
+        inode.rebase(entry, uploaded=False, at=self.monotonic())
+        inode.closed_size = None
 
     def _drop_content(self, inode: Inode) -> None:
         if inode.opens == 0:
@@ -237,17 +239,33 @@ class Tree:
 
     # -- open and close ----------------------------------------------------------------------------------
 
-    def open(self, path: str, *, write: bool) -> Inode:
+    def open(self, path: str, *, write: bool, truncate: bool = False) -> Inode:
         """The inode of a file, counted as open once more. Raises IsDirectory or as `lookup`."""
         node = self.lookup(path)
         if is_dir(node):
             raise IsDirectory(f"/{path}")
         with self.lock:
             inode = self.inode_of(path, node)
-            self.pin(inode)  # may fail: before it counts as open
+            self.pin(inode, replaced=truncate)  # may fail: before it counts as open
             inode.opens += 1
             inode.writers += write
         return inode
+
+    def measure(self, path: str) -> bool:
+        """Have the size of a file whose listing did not tell it, before anything is built on it: True if it did not.
+
+        Raises as `lookup`, or the ServiceError of asking.
+        """
+        node = self.lookup(path)
+        entry = node.entry if isinstance(node, Inode) else node
+        if entry is None or entry.sized or entry.is_dir:
+            return False
+        found = self.dcache.measured(entry)
+        if isinstance(node, Inode):
+            with node.lock:
+                if node.content is None and node.entry == entry:
+                    node.entry = found
+        return True
 
     def inode_of(self, path: str, node: Node | None) -> Inode:
         """The one inode of a path. The caller holds the lock."""
@@ -260,20 +278,26 @@ class Tree:
             raise NotFound(f"/{path}")  # it went while the listing was fetched
         attr = replace(self.attrs.get(path) or LocalAttr(), ino=self.attrs.ino(path))
         inode = Inode(path, is_dir=node.is_dir, entry=node, attr=attr)
+        inode.based_at = self.monotonic()
         self.overlay.put(path, inode)
         return inode
 
-    def pin(self, inode: Inode) -> None:
+    def pin(self, inode: Inode, *, replaced: bool = False) -> None:
         """Have the content's backing file open. The caller holds the lock."""
         with inode.lock:
             if not inode.pinned:
-                self.content_of(inode).acquire()
+                self.content_of(inode, replaced=replaced).acquire()
                 inode.pinned = True
 
-    def content_of(self, inode: Inode) -> Content:
-        """The inode's content. The caller holds the inode's lock."""
+    def content_of(self, inode: Inode, *, replaced: bool = False) -> Content:
+        """The inode's content; if that is going to be `replaced`, its size need not be known (`measure`).
+
+        The caller holds the inode's lock.
+        """
         if inode.content is None:
             assert inode.entry is not None
+            if not (inode.entry.sized or replaced):
+                raise TryAgain(f"/{inode.path}: its size is not known yet; try again")
             inode.content = self.datacache.for_entry(inode.entry)
         return inode.content
 
@@ -455,7 +479,8 @@ class Tree:
         if self.overlay.get(old) is inode:
             self.overlay.pop(old)
         inode.attr = replace(inode.attr, mtime_ns=self.attr(old, inode).mtime_ns, version=None)
-        inode.path, inode.entry, inode.uploaded, inode.stored_ns = path, None, False, None
+        inode.path, inode.stored_ns = path, None
+        inode.rebase(None, uploaded=False, at=self.monotonic())
         self.overlay.put(path, inode)
         self.forget_attr(old)
         self.keep_attr(path, inode.attr)
@@ -489,6 +514,18 @@ class Tree:
                 self.overlay.pop(gone.path)
                 self.journal.drop_gone(gone.path)
                 self._hide_files(gone)
+
+    def kept(self, gone: Gone) -> None:
+        """The service does not delete it: the name has again what is listed under it."""
+        with self.lock, self.journal.transaction():
+            item = self.overlay.get(gone.path)
+            if item is gone:
+                self.overlay.pop(gone.path)
+            if item is gone or not isinstance(item, Gone):
+                self.journal.drop_gone(gone.path)
+        self.refresh(gone.path)
+        if gone.is_dir:
+            self.dcache.forget(gone.path)  # some of it may be gone
 
     def find_entry(self, path: str, since: float) -> Entry | None:
         """What is stored under a path, by a listing asked for after `since` (monotonic seconds)."""

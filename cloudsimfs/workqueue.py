@@ -41,12 +41,19 @@ class Job:
     due: float = 0.0  # monotonic seconds
     held: bool = False  # not to be run until released
     attempts: int = 0
+    first_pause: float = FIRST_RETRY  # seconds after the first failure; `run` may set it
     error: str = ""
     failure: CloudsimfsError | None = None  # that error, if it was one of ours
     running: bool = False
     cancelled: bool = False
     again: float | None = None  # set by `run`: run once more in so many seconds, which is no failure
     waiting: list[Job] = field(default_factory=list)  # jobs that may run when this one has ended
+
+
+def retry_pause(attempts: int, first: float = FIRST_RETRY) -> float:
+    """Seconds until a job that has failed so often runs again."""
+    doublings = min(attempts - 1, 30)  # days of failures must not end in an overflow
+    return min(LAST_RETRY, first * 2.0**doublings) * random.uniform(0.5, 1.0)
 
 
 class WorkQueue:
@@ -201,7 +208,7 @@ class WorkQueue:
                 job.error = error
                 self.last_error = (self._clock.now(), f"{job.kind} of /{job.path}: {error}")
                 job.attempts += 1
-                pause = min(LAST_RETRY, FIRST_RETRY * 2.0 ** (job.attempts - 1)) * random.uniform(0.5, 1.0)
+                pause = retry_pause(job.attempts, job.first_pause)
                 job.due = self._clock.monotonic() + pause
                 self._push_locked(job)
                 log.warning("%s of /%s: again in %.0f s: %s", job.kind, job.path, pause, error)

@@ -14,6 +14,7 @@ callers may hold an inode's lock; jobs take an inode's lock only without it.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Iterable
 
@@ -52,16 +53,20 @@ FSYNC_LOOK = 0.25  # seconds between looks whether who waits in fsync(2) was int
 FSYNC_STALL = 60.0  # seconds fsync(2) waits while nothing is sent
 # Seconds between looks for what was uploaded, removed, and is not listed yet (v1): ten minutes in all.
 LATE = (10.0, 20.0, 40.0, 80.0, 150.0, 300.0)
+REFUSED_RETRY = 120.0  # seconds from a delete that was refused to the next try, doubled after
+REFUSED_ROUND = 60.0  # seconds within which one listing per directory says what became of all refused deletes
+REFUSED_BOUND = 600.0  # seconds after which a delete that is refused again is given up
 CACHE_HOLD = 1.0  # seconds between looks whether a burst of uploads is over
 
 
 class Writeback:
     """`delay` is seconds from the last close to the upload.
 
-    The six functions are called with no lock held. `find_entry(path, since)` looks for what is stored under a path
-    in a listing asked for after `since` (monotonic seconds); `may_delete_folder` says whether a folder holds nothing
-    but what was deleted here; `evade_conflict` gives a file another name if others have stored one under its own, and
-    says so; `set_aside` makes a draft of what can never be completed, as others have replaced it, and says so.
+    The functions are called with no lock held. `on_kept` is told of a delete that was given up. `find_entry(path,
+    since)` looks for what is stored under a path in a listing asked for after `since` (monotonic seconds);
+    `may_delete_folder` says whether a folder holds nothing but what was deleted here; `evade_conflict` gives a file
+    another name if others have stored one under its own, and says so;
+    `set_aside` makes a draft of what can never be completed, as others have replaced it, and says so.
     """
 
     def __init__(
@@ -74,6 +79,7 @@ class Writeback:
         clock: Clock,
         on_stored: Callable[[Inode], None],
         on_deleted: Callable[[Gone], None],
+        on_kept: Callable[[Gone], None],
         find_entry: Callable[[str, float], Entry | None],
         may_delete_folder: Callable[[Gone, float | None], bool],
         evade_conflict: Callable[[Inode], bool],
@@ -86,6 +92,7 @@ class Writeback:
         self._delay = delay
         self._on_stored = on_stored
         self._on_deleted = on_deleted
+        self._on_kept = on_kept
         self._find_entry = find_entry
         self._may_delete_folder = may_delete_folder
         self._evade_conflict = evade_conflict
@@ -98,6 +105,8 @@ class Writeback:
         self._closing: set[Inode] = set()
         self._refused: dict[Inode, str] = {}  # closed, but not accepted, and why; guarded by queue.lock
         self._last_delete = 0.0  # monotonic seconds; guarded by queue.lock
+        self._refused_round = -math.inf  # when its first delete was refused, monotonic seconds; guarded by queue.lock
+        self._undeleted: dict[str, str] = {}  # paths whose delete was given up, and why; guarded by queue.lock
         self._cache_queue = WorkQueue(clock=clock, workers=1, name="service-cache")
         self._ended = 0  # uploads that have ended; guarded by queue.lock
         self._told = 0  # how many of them the service knows (v2); guarded by queue.lock
@@ -353,6 +362,7 @@ class Writeback:
             gone.after = set(after)
             self.save_gone(gone)
             self._last_delete = self._clock.monotonic()
+            self._undeleted.pop(gone.path, None)
             job = Job("delete", gone.path, lambda job: self._delete(job, gone), whole_folder=gone.is_dir)
             job.held = bool(gone.after)
             self._deletes[gone] = job
@@ -401,7 +411,12 @@ class Writeback:
             self._complete_sources(entry.path, folder=entry.is_dir)
             if job.cancelled:
                 return
-            self._delete_entry(entry)
+            try:
+                self._delete_entry(entry)
+            except Refused as error:
+                if not self._give_up(job, gone, str(error)):
+                    raise
+                return
         with self.queue.lock:
             if job.cancelled:
                 return
@@ -415,17 +430,40 @@ class Writeback:
         self._on_deleted(gone)
 
     def _delete_entry(self, entry: Entry) -> None:
-        asked = self._clock.monotonic()
         try:
             self._client.delete(entry.id, urgency=Urgency.BACKGROUND)
         except NoSuchEntry:
             log.debug("/%s was deleted already", entry.path)
         except Refused:
             # v2 refuses an unknown id like anything else: look whether it is gone (service-observed.md, "Envelopes")
-            found = self._find_entry(entry.path, asked)
+            found = self._find_entry(entry.path, self._round())
             if found is not None and found.id == entry.id:
                 raise
         log.info("deleted /%s", entry.path)
+
+    def _round(self) -> float:
+        """Since when a listing must be, to tell of a delete refused now (monotonic seconds)."""
+        with self.queue.lock:
+            now = self._clock.monotonic()
+            if now - self._refused_round > REFUSED_ROUND:
+                self._refused_round = now
+            return self._refused_round
+
+    def _give_up(self, job: Job, gone: Gone, error: str) -> bool:
+        """A delete was refused. True if that has gone on for long enough: then the name is shown again."""
+        now = self._clock.monotonic()
+        job.first_pause = REFUSED_RETRY
+        gone.refused_at = min(gone.refused_at, now)
+        if now - gone.refused_at < REFUSED_BOUND:
+            return False
+        with self.queue.lock:
+            if job.cancelled:
+                return True
+            self._deletes.pop(gone, None)
+            self._undeleted[gone.path] = error
+        log.error("/%s is not deleted, and is shown again: %s", gone.path, error)
+        self._on_kept(gone)
+        return True
 
     def _what_to_delete(self, gone: Gone) -> list[Entry]:
         """The entries whose delete makes the tombstone true."""
@@ -563,6 +601,11 @@ class Writeback:
         """Why files that were closed are not uploaded: close() has said so."""
         with self.queue.lock:
             return list(self._refused.values())
+
+    def undeleted(self) -> dict[str, str]:
+        """What the service refused to delete, by path, and why; it is shown again."""
+        with self.queue.lock:
+            return dict(self._undeleted)
 
     def pending(self) -> list[Job]:
         """What is not on the service yet, for `status`."""

@@ -51,7 +51,9 @@ def test_a_removed_folder(done: bool, listed: Entry | None, later: float, settle
         (None, 1.0, False),  # uploads show late
         (None, LATE_UPLOADS + 1, True),  # others have removed it
         (file(), 1.0, False),  # what was there before
-        (file(mtime_ns=10 * 10**9), 1.0, True),  # ours
+        (file(mtime_ns=19 * 10**9), 1.0, True),  # ours
+        (file(mtime_ns=10 * 10**9), 1.0, False),  # as long as ours, but perhaps an upload of ours before that one
+        (file(mtime_ns=10 * 10**9), LATE_UPLOADS + 1, True),
         (file(size=6, mtime_ns=10 * 10**9), 1.0, False),  # an older state of ours, shown late
         (file(size=6, mtime_ns=99 * 10**9), 1.0, True),  # others wrote after us
     ],
@@ -85,7 +87,14 @@ def test_a_stored_file_that_lost_bytes(listed: Entry, later: float, damaged: boo
     [
         (None, False, False, file(), True),
         (file(), False, False, file(), False),
-        (file(), False, False, file(size=6, mtime_ns=2 * 10**9), True),
+        (file(), False, False, file(size=6, mtime_ns=5 * 10**9), True),
+        (
+            file(),
+            False,
+            False,
+            file(mtime_ns=3 * 10**9),
+            False,
+        ),  # the base may be an upload of ours just before this one
         (file(mtime_ns=5 * 10**9), False, False, file(size=6, mtime_ns=2 * 10**9), False),  # an older one, shown late
         (file(), True, False, file(size=6, mtime_ns=21 * 10**9), False),  # ours
         (file(), True, False, file(size=6, mtime_ns=99 * 10**9), True),

@@ -257,3 +257,25 @@ def test_many_threads_never_exceed_the_limit() -> None:
 
     with ThreadPoolExecutor(8) as pool:
         assert sum(pool.map(lambda _: caller(), range(8))) == 200
+
+
+class JumpingClock(ManualClock):
+    """Its wall clock can be set back, as by NTP after a start with a wrong clock; `monotonic` goes on."""
+
+    behind = 0.0
+
+    def now(self) -> float:
+        return super().now() - self.behind
+
+
+def test_a_clock_set_back_does_not_stop_all_calls_for_days() -> None:
+    clock = JumpingClock(HOUR_START + 600)
+    budget = Budget(clock, threading.Event())
+    budget.settle(budget.acquire(Urgency.NORMAL), headers(100))
+    clock.behind = 3 * 86400.0
+    with pytest.raises(BudgetSpent) as caught:
+        budget.acquire(Urgency.NORMAL)
+    assert caught.value.retry_after == 300.0
+    assert budget.snapshot().resets_at == clock.now() + 3000.0
+    clock.advance(3000.0)
+    budget.acquire(Urgency.NORMAL)

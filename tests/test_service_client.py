@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from cloudsimfs.errors import (
     NoSuchEntry,
     NotOffered,
     Refused,
+    ServerFault,
     VersionChanged,
     VersionNotEnabled,
 )
@@ -224,6 +226,64 @@ def test_stop_ends_transfers(opened: Open, box: Sandbox) -> None:
     assert "f" not in box.files()
 
 
+def test_a_page_is_no_stored_file(opened: Open, box: Sandbox) -> None:
+    client = opened()
+    box.faults.add("object-put", "html", times=2)
+    client.upload("f", 3, lambda: [b"abc"])
+    assert box.files()["f"] == b"abc"
+    box.faults.add("object-put", "html")
+    with pytest.raises(ServerFault, match="a web page"):
+        client.upload("g", 3, lambda: [b"abc"])
+    assert "g" not in box.files()
+
+
+def test_an_upload_that_failed_keeps_its_link_until_it_expires(opened: Open, box: Sandbox) -> None:
+    clock = ManualClock()
+    client = opened(clock=clock)
+    upload = partial(client.upload, "f", 3, lambda: [b"abc"])
+    fault = box.faults.add("object-put", "status", status=503)
+    with pytest.raises(ServerFault):
+        upload()
+    box.faults.remove(fault)
+    upload()
+    assert box.calls.counts()["upload-url"] == 1
+    upload()
+    assert box.calls.counts()["upload-url"] == 2, "a link is for one file"
+    fault = box.faults.add("object-put", "status", status=503)
+    with pytest.raises(ServerFault):
+        upload()
+    box.faults.remove(fault)
+    clock.advance(900)
+    upload()
+    assert box.calls.counts()["upload-url"] == 4
+
+
+def test_a_store_that_is_down_is_tried_by_one_upload_at_a_time(opened: Open, box: Sandbox) -> None:
+    clock = ManualClock()
+    client = opened(clock=clock, retry=Retry(attempts=1))
+    fault = box.faults.add("object-put", "status", status=503)
+
+    def failures() -> list[str]:
+        found = []
+        for name in "abcdefghij":
+            with pytest.raises(ServerFault) as caught:
+                client.upload(name, 3, lambda: [b"abc"])
+            found.append(str(caught.value))
+        return found
+
+    first = failures()
+    assert ["not tried" in text for text in first] == [False] * 2 + [True] * 8
+    assert all("HTTP 503" in text for text in first)
+    clock.advance(1)
+    assert ["not tried" in text for text in failures()] == [False] + [True] * 9
+    assert box.calls.counts() == {"upload-url": 2, "object-put": 3}
+    box.faults.remove(fault)
+    clock.advance(2)
+    for name in "abcdefghij":
+        client.upload(name, 3, lambda: [b"abc"])
+    assert box.calls.counts()["upload-url"] == 10
+
+
 def test_md5_is_checked_where_the_etag_is_one(opened: Open, box: Sandbox) -> None:
     client = opened()
     client.upload("f", 3, lambda: [b"ab", b"c"])
@@ -387,6 +447,19 @@ def test_auto_costs_one_call(opened: Open, box: Sandbox, enabled: bool) -> None:
         found = set(pool.map(lambda _: client.version, range(8)))
     assert found == {"v2" if enabled else "v1"}
     assert box.calls.api_count() == 1
+
+
+@pytest.mark.parametrize("body", ['{"errors": ["A technical problem has occurred, try again later."]}', "<html>", ""])
+def test_a_passing_failure_does_not_decide_the_version(opened: Open, box: Sandbox, body: str) -> None:
+    clock = ManualClock()
+    client = opened("auto", clock=clock)
+    box.faults.add("cpu", "status", status=403, body=body, times=2)
+    assert [client.version for _ in range(3)] == ["v1"] * 3
+    clock.advance(600)
+    assert [client.version for _ in range(3)] == ["v1"] * 3
+    clock.advance(1200)
+    assert [client.version for _ in range(3)] == ["v2"] * 3
+    assert box.calls.counts()["cpu"] == 3
 
 
 def test_a_wrong_key(opened: Open, box: Sandbox) -> None:

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from cloudsimfs.clock import Clock, ManualClock, SystemClock
+from cloudsimfs.clock import Clock, ForwardClock, ManualClock, SystemClock
 
 
 @pytest.mark.parametrize("clock", [SystemClock(), ManualClock()])
@@ -38,3 +38,21 @@ def test_a_manual_clock_moves_by_hand() -> None:
         event.set()
         assert waiter.result(10)
     assert (clock.now(), clock.monotonic()) == (160.0, 60.0)
+
+
+def test_a_forward_clock_goes_on_while_the_wall_clock_is_set_back() -> None:
+    behind = 0.0
+
+    class Wall(ManualClock):
+        def now(self) -> float:
+            return super().now() - behind
+
+    wall = Wall(10_000.0)
+    clock = ForwardClock(wall)
+    wall.advance(5.0)
+    assert clock.now() == 10_005.0
+    behind = 5000.0
+    wall.advance(5.0)
+    assert (clock.now(), clock.shown(clock.now())) == (10_010.0, 5010.0)
+    behind = 0.0  # forward again, as after a machine's sleep
+    assert clock.now() == 15_010.0

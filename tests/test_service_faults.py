@@ -8,6 +8,7 @@ import os
 import random
 import re
 import socket
+import struct
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -38,6 +39,7 @@ DATA = bytes(range(256)) * 400
 ATTEMPTS = 3
 QUICK = Retry(attempts=ATTEMPTS, base=0.001)
 BRIEF = Timeouts(connect=2.0, read=0.3, total=20.0)
+CATCH_ALL = '{"errors": ["A technical problem has occurred, try again later."]}'
 
 Verb = Callable[[Client, Sandbox], Any]
 
@@ -177,7 +179,12 @@ LAUNCH_FAULTS: list[tuple[dict[str, Any], type[Exception], int]] = [
     ({"kind": "status", "status": 404}, NoSuchEntry, 0),
     ({"kind": "status", "status": 429, "retry_after": 0}, BudgetSpent, 0),
     ({"kind": "status", "status": 429}, BudgetSpent, 0),
-    ({"kind": "errors200"}, Refused, 0),
+    ({"kind": "errors200"}, LaunchUnresolved, 0),
+    ({"kind": "status", "status": 403}, LaunchUnresolved, 0),
+    ({"kind": "status", "status": 403, "body": CATCH_ALL}, LaunchUnresolved, 0),
+    ({"kind": "status", "status": 403, "body": '{"errors": ["No such folder."]}'}, Refused, 0),
+    ({"kind": "html", "status": 403}, LaunchUnresolved, 0),
+    ({"kind": "html", "status": 404}, LaunchUnresolved, 0),
 ]
 
 
@@ -197,6 +204,50 @@ def test_a_launch_is_one_post(
     assert box.calls.counts()["launch"] == 1
     if fault["kind"] not in ("hang", "errors200"):
         assert len(box.runs()) == started
+
+
+@contextlib.contextmanager
+def proxy(monkeypatch: pytest.MonkeyPatch, answer: bytes) -> Iterator[bytearray]:
+    """A proxy of http and https that takes one whole request, answers, and resets the connection."""
+    received = bytearray()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            while b"}}" not in received and not received.startswith(b"CONNECT"):
+                received.extend(connection.recv(65536))
+            connection.sendall(answer)
+            if not answer:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            connection.close()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        for name in ("http_proxy", "https_proxy"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{listener.getsockname()[1]}")
+        monkeypatch.delenv("no_proxy", raising=False)
+        yield received
+        thread.join()
+
+
+def test_a_launch_lost_behind_a_proxy_is_unresolved(monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        proxy(monkeypatch, b"") as received,
+        connect(base_url="http://sim.example", key="k" * 16, api="v1") as client,
+        pytest.raises(LaunchUnresolved),
+    ):
+        client.launch(RUN)
+    assert received.startswith(b"POST http://sim.example/api/v1/simulation ")
+
+
+def test_a_launch_that_a_proxy_let_through_to_nobody_was_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        proxy(monkeypatch, b"HTTP/1.1 503 Service Unavailable\r\n\r\n") as received,
+        connect(base_url="https://sim.example", key="k" * 16, api="v1") as client,
+        pytest.raises(Unreachable, match="the proxy failed"),
+    ):
+        client.launch(RUN)
+    assert received.startswith(b"CONNECT sim.example:443 ")
 
 
 def test_a_launch_that_never_left_is_definite() -> None:

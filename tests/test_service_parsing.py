@@ -23,6 +23,7 @@ from cloudsimfs.errors import (
     Refused,
     ServerFault,
     TimedOut,
+    Unexplained,
     VersionNotEnabled,
 )
 from cloudsimfs.service import entries, failures, parsing, v1, v2
@@ -318,8 +319,28 @@ def test_simulation_keeps_all_members() -> None:
         "2026-09-24 10:00:01",
         "",
     )
-    assert (run.output, run.images) == ("line\n", ("https://h/residual.png", "https://h/cpu.png"))
+    assert run.output == "line\n"
+    assert [(each.name, each.source) for each in run.images] == [
+        ("residual.png", "https://h/residual.png"),
+        ("cpu.png", "https://h/cpu.png"),
+    ]
     assert run.raw == SIMULATION
+
+
+@pytest.mark.parametrize(
+    ("images", "names"),
+    [
+        (["https://h/a%20b.png?signature=x", "https://h/a%20b.png"], ["a b.png", "2-a b.png"]),
+        ([{"name": "../../etc/passwd", "url": "https://h/x.png"}], ["passwd"]),
+        ([{"name": "..", "url": "https://h/"}, {"name": "a\0b", "data": "data:image/png;base64,eA=="}], None),
+        ([{"name": "n" * 300, "url": "https://["}], None),
+        ("no list", []),
+    ],
+)
+def test_pictures_have_names_fit_for_files(images: Any, names: list[str] | None) -> None:
+    run = parsing.simulation(v1.simulation(4711), {**SIMULATION, "images": images})
+    found = [each.name for each in run.images]
+    assert found == ([f"image-{number}.png" for number in range(1, len(images) + 1)] if names is None else names)
 
 
 @pytest.mark.parametrize(
@@ -376,7 +397,8 @@ def test_no_launch_id(reply: Any) -> None:
         (v2.view("x"), 403, '{"errors": ["Unauthorized."]}', KeyRefused),
         (v2.view("x"), 403, '{"errors": ["User not enabled."]}', VersionNotEnabled),
         (v2.view("x"), 403, '{"errors": ["API v2 is not enabled for this account"]}', VersionNotEnabled),
-        (v2.view("x"), 403, '{"errors": ["A technical problem has occurred, try again later."]}', Refused),
+        (v2.view("x"), 403, '{"errors": ["A technical problem has occurred, try again later."]}', Unexplained),
+        (v2.view("x"), 403, "<html>no</html>", Unexplained),
         (v2.view("x"), 403, '{"errors": [["deep"], {"a": 1}]}', Refused),
     ],
 )

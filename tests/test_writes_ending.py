@@ -95,5 +95,5 @@ def test_status_tells_how_far_uploads_are(box: Sandbox, mount: MountFactory) -> 
     box.faults.remove(fault)
     (m.path / "f").write_bytes(b"anew")
     m.flush()
-    assert "upload of /f: PUT upload link: HTTP 403" in m.status()["last_error"]["text"]
+    assert "PUT upload link: HTTP 403" in m.status()["last_error"]["text"]
     assert "solved" in (m.path / ".cloudsimfs/status").read_text()

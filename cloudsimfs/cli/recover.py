@@ -16,9 +16,10 @@ import click
 from cloudsimfs import config
 from cloudsimfs.cli.base import main
 from cloudsimfs.cli.running import mount_of
-from cloudsimfs.control import SIMULATIONS, STATE
+from cloudsimfs.control import STATE
 from cloudsimfs.errors import MountError
 from cloudsimfs.recovery import Draft, copy_out, find_drafts
+from cloudsimfs.simulations import SIMULATIONS
 
 
 @main.command()

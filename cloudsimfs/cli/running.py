@@ -12,8 +12,9 @@ from typing import Any
 import click
 
 from cloudsimfs import mountpoint
-from cloudsimfs.control import SIMULATIONS, STATE
+from cloudsimfs.control import STATE
 from cloudsimfs.errors import MountError
+from cloudsimfs.simulations import SIMULATIONS
 
 PROGRESS = 0.2  # seconds between looks how far the uploads are
 

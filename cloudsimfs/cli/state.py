@@ -12,8 +12,9 @@ from cloudsimfs import config, datacache
 from cloudsimfs.cli.base import main
 from cloudsimfs.cli.options import options, settings_of
 from cloudsimfs.cli.running import drain, mount_of
-from cloudsimfs.control import SIMULATIONS, STATE
+from cloudsimfs.control import STATE
 from cloudsimfs.errors import MountError
+from cloudsimfs.simulations import SIMULATIONS
 
 
 @main.command()

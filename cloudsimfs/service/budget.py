@@ -18,7 +18,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from cloudsimfs.clock import Clock
+from cloudsimfs.clock import Clock, ForwardClock
 from cloudsimfs.errors import BudgetSpent, Cancelled
 
 HOUR = 3600.0
@@ -158,7 +158,8 @@ class Budget:
         self._clock = clock
         self._stop = stop
         self._lock = threading.Lock()  # leaf; guards everything below
-        now = clock.now()
+        self._time = ForwardClock(clock)
+        now = self._time.now()
         self._hour = _Window("hour", HOUR, calls_per_hour, now)
         self._day = _Window("day", DAY, None, now)
         self._blocked_until = 0.0
@@ -178,7 +179,7 @@ class Budget:
         while True:
             with self._lock:
                 ticket, until, blocked = self._try_locked(urgency)
-                now = self._clock.now()
+                now = self._time.now()
             if ticket is not None:
                 return ticket
             left = None if deadline is None else deadline - self._clock.monotonic()
@@ -200,8 +201,8 @@ class Budget:
             raise Cancelled("stopped while waiting for API calls to be available")
 
     def _try_locked(self, urgency: Urgency) -> tuple[Ticket | None, float, bool]:
-        """(ticket or None, wall time to look again, whether a Retry-After is the reason)."""
-        now = self._clock.now()
+        """(ticket or None, when to look again, whether a Retry-After is the reason)."""
+        now = self._time.now()
         self._roll_locked(now)
         if now < self._blocked_until:
             return None, self._blocked_until, True
@@ -227,7 +228,7 @@ class Budget:
         """
         told = headers or {}
         with self._lock:
-            now = self._clock.now()
+            now = self._time.now()
             self._in_flight -= 1
             for window, name in ((self._hour, "hourly"), (self._day, "daily")):
                 limit = _number(told.get(f"x-ratelimit-{name}-limit"))
@@ -244,7 +245,7 @@ class Budget:
     def refused(self, retry_after: float | None) -> float:
         """The service itself says the limit is reached. The seconds until it is worth asking again."""
         with self._lock:
-            now = self._clock.now()
+            now = self._time.now()
             if retry_after is not None:
                 self._blocked_until = max(self._blocked_until, now + retry_after)
                 self._blocked_spent = self._hour.limit is not None and self._hour.used >= self._hour.limit
@@ -256,7 +257,7 @@ class Budget:
 
     def snapshot(self) -> BudgetState:
         with self._lock:
-            now = self._clock.now()
+            now = self._time.now()
             self._roll_locked(now)
             used = self._hour.used + self._in_flight
             room = self._hour.room(self._in_flight, self._hour.reserve)
@@ -266,7 +267,7 @@ class Budget:
                 used=used,
                 remaining=0 if blocked else None if self._hour.limit is None else max(0, int(room)),
                 reserve=self._hour.reserve,
-                resets_at=self._blocked_until if blocked else self._hour.ends,
+                resets_at=self._time.shown(self._blocked_until if blocked else self._hour.ends),
                 window_known=blocked or self._hour.known,
                 daily_limit=self._day.limit,
                 daily_used=self._day.used,
@@ -274,15 +275,31 @@ class Budget:
                 calls=self._calls,
             )
 
+    def stretch(self, most: float) -> float:
+        """What looks are stretched by: 1 while at least half of the hour's calls are left, up to `most` at none."""
+        state = self.snapshot()
+        if not state.limit or state.remaining is None:
+            return 1.0
+        left = state.remaining / state.limit
+        return 1.0 if left >= 0.5 else 1.0 + (most - 1.0) * (1.0 - 2.0 * left)
+
+    def pace(self, share: float) -> float:
+        """Seconds between calls that make `share` of what is left last until the hour turns."""
+        state = self.snapshot()
+        if state.remaining is None:
+            return 0.0
+        left = min(HOUR, max(0.0, state.resets_at - self._clock.now()))
+        return left / max(1.0, share * state.remaining)
+
     def _spent(self, seconds: float) -> BudgetSpent:
         with self._lock:
-            now = self._clock.now()
+            now = self._time.now()
             blocked = now < self._blocked_until
             day = not blocked and self._day.room(self._in_flight, self._day.reserve) < 1
             window = self._day if day else self._hour
             ends = self._blocked_until if blocked else window.ends
             limit, used, known = window.limit, window.used, blocked or window.known
-        when = time.strftime("%H:%M:%S", time.localtime(ends))
+            when = time.strftime("%H:%M:%S", time.localtime(self._time.shown(ends)))
         minutes = max(0.0, ends - now) / 60
         count = f"{used} of {limit} API calls of this {window.name} are used" if limit else "too many API calls"
         text = f"{count}; new ones {'' if known else 'probably '}at {when} (in {minutes:.0f} min)"

@@ -7,8 +7,10 @@ nothing of files, inodes or caches, keeps no copy of what it read, and never sen
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 from cloudsimfs import paths
@@ -18,10 +20,11 @@ from cloudsimfs.errors import (
     ConfigError,
     KeyRefused,
     LaunchUnresolved,
-    LinkExpired,
     NoSuchEntry,
     NotOffered,
     Refused,
+    ServiceError,
+    VersionNotEnabled,
 )
 from cloudsimfs.service import entries, parsing, v1, v2
 from cloudsimfs.service.budget import Budget, Urgency
@@ -33,10 +36,14 @@ from cloudsimfs.service.redact import register_secret
 from cloudsimfs.service.retry import Retrier
 from cloudsimfs.service.transfer import Fetched, Store, opened
 from cloudsimfs.service.transport import Body, Progress, Reply, Wire
+from cloudsimfs.service.uploads import Uploads
+
+log = logging.getLogger(__name__)
 
 _PAGES = 20_000  # pages of one listing; more is a service that never ends
 _LINK_TRIES = 5  # calls until a download link that is null is given up
 _LINK_PAUSE = 2.0  # seconds between them (service-observed.md "URLs")
+_PROBE_AGAIN = 600.0  # seconds until v2 is asked for again after an answer that proved nothing; doubled each time
 
 T = TypeVar("T")
 Record = TypeVar("Record", Entry, Simulation)
@@ -74,7 +81,7 @@ def connect(
         wire, budget, retrier, clock, timeouts, base_url=url, key=key, key_in_query=key_in_query, offline=offline
     )
     store = Store(wire, retrier, clock, timeouts, secure=url.startswith("https:"))
-    return Client(api, wire, exchange, store, retrier, budget)
+    return Client(api, wire, exchange, store, retrier, budget, clock)
 
 
 class Client:
@@ -88,14 +95,19 @@ class Client:
         store: Store,
         retrier: Retrier,
         budget: Budget,
+        clock: Clock,
     ) -> None:
         self.budget = budget
+        self._clock = clock
         self._wire = wire
         self._exchange = exchange
         self._store = store
+        self._uploads = Uploads(store, clock)
         self._retrier = retrier
         self._probing = threading.Lock()  # held during the one probing call: nobody can go on without it
         self._version: Version | None = None if api == "auto" else api
+        self._probe_at: float | None = None  # monotonic seconds; the version is a guess until looked at again then
+        self._probe_pause = _PROBE_AGAIN
         self._absent: set[str] = set()  # operations this service's v2 has not; only ever grows
 
     def __enter__(self) -> Client:
@@ -123,14 +135,34 @@ class Client:
             with self._probing:
                 if self._version is None:
                     self._version = self._probe(urgency)
+        elif self._probe_is_due() and self._probing.acquire(blocking=False):  # the others go on with the guess
+            try:
+                if self._probe_is_due():
+                    self._version = self._probe(urgency)
+            except ServiceError as error:
+                log.debug("whether there is API v2 is still not known: %s", error)
+            finally:
+                self._probing.release()
         return self._version
 
+    def _probe_is_due(self) -> bool:
+        return self._probe_at is not None and self._clock.monotonic() >= self._probe_at
+
     def _probe(self, urgency: Urgency) -> Version:
-        """v2 if the account is enabled for it. A bad key ends in v1 too, whose first call then says so."""
+        """v2 if the account is enabled for it. A bad key ends in v1 too, whose first call then says so.
+
+        So does a failure without a reason; it may pass, and so v2 is asked for again later.
+        """
+        self._probe_at = self._clock.monotonic() + self._probe_pause
+        self._probe_pause *= 2
         try:
             self._exchange.call(v2.cpu_values(), urgency)
-        except (KeyRefused, NotOffered, NoSuchEntry, Refused):
+        except (VersionNotEnabled, NotOffered, NoSuchEntry):
+            self._probe_at = None
             return "v1"
+        except (KeyRefused, Refused):
+            return "v1"
+        self._probe_at = None
         return "v2"
 
     # -- storage: names ---------------------------------------------------------------------------------
@@ -159,8 +191,13 @@ class Client:
         sent = parsing.items(call, self._exchange.call(call, urgency), "a listing")
         return sent, entries.listing(call, sent, path).entries
 
-    def _paged(self, label: str, page: Callable[[int], tuple[list[Any], list[Record]]]) -> list[Record]:
-        """All pages up to the empty one. What moved onto the next page meanwhile is taken once."""
+    def _paged(
+        self,
+        label: str,
+        page: Callable[[int], tuple[list[Any], list[Record]]],
+        enough: Callable[[list[Record]], bool] | None = None,
+    ) -> list[Record]:
+        """All pages up to the empty one, or to what is `enough`. What moved onto the next page is taken once."""
         found: dict[int, Record] = {}
         before: list[Any] = []
         for number in range(1, _PAGES + 1):
@@ -171,6 +208,8 @@ class Client:
                 raise BadReply(f"{label}: page {number} repeats the page before it")
             before = sent
             found.update((each.id, each) for each in parsed)
+            if enough is not None and enough(list(found.values())):
+                return list(found.values())
         raise BadReply(f"{label}: more than {_PAGES} pages")
 
     def list_all(self, *, urgency: Urgency = Urgency.NORMAL) -> list[Entry]:
@@ -195,6 +234,18 @@ class Client:
         call = v1.entry(entry_id)
         return entries.entry(call, self._exchange.call(call, urgency))
 
+    def measure(self, entry: Entry, *, urgency: Urgency = Urgency.NORMAL) -> Entry:
+        """A file's entry with its size, which its listing did not tell. Raises Refused if nothing tells it."""
+        found = self.entry(entry.id, urgency=urgency)
+        if found.path != entry.path or found.is_dir:
+            raise BadReply(f"entry {entry.id}: it is another than the one listed")
+        if found.sized:
+            return found
+        with self.fetch(self.download(entry.id, urgency=urgency)) as whole:  # closed before its body is read
+            if whole.total is None:
+                raise Refused(f"entry {entry.id}: the service does not tell its size")
+            return replace(found, size=whole.total, sized=True)
+
     def delete(self, entry_id: int, *, urgency: Urgency = Urgency.NORMAL) -> None:
         """Delete a file, or a folder with all in it. Raises NoSuchEntry if it was already gone."""
         if entry_id < 1:
@@ -218,19 +269,14 @@ class Client:
         progress: Progress | None = None,
         urgency: Urgency = Urgency.BACKGROUND,
     ) -> Stored:
-        """Store `size` bytes as `path`: one call for the link, one PUT (service-api.md section 4).
+        """Store `size` bytes as `path`: one call for the link, one PUT (service-api.md section 4); see `uploads`.
 
         `body()` gives the bytes anew for each attempt; what it raises drops the connection and passes
         through. `progress` gets the bytes sent so far. Where the store's ETag is an MD5, it is compared with
         that of what was sent.
         """
         _check_text(path)
-        link = self._upload_link(path, urgency)
-        try:
-            return self._store.put(link, size, body, progress=progress)
-        except LinkExpired:
-            link = self._upload_link(path, urgency)
-            return self._store.put(link, size, body, progress=progress)
+        return self._uploads.put(path, size, body, lambda: self._upload_link(path, urgency), progress=progress)
 
     def _upload_link(self, path: str, urgency: Urgency) -> str:
         call = v2.upload_url(path) if self._resolve(urgency) == "v2" else v1.upload_url(path)
@@ -308,11 +354,23 @@ class Client:
 
     # -- simulations ------------------------------------------------------------------------------------
 
-    def simulations(self, *, urgency: Urgency = Urgency.NORMAL) -> list[Simulation]:
-        """All runs of the user, without their logs in v2."""
-        if self._uses_v2("simulations", urgency):
+    def simulations(
+        self,
+        *,
+        logs: bool = False,
+        enough: Callable[[list[Simulation]], bool] | None = None,
+        urgency: Urgency = Urgency.NORMAL,
+    ) -> list[Simulation]:
+        """All runs of the user; v2's are without their logs, and come in pages, the newest first.
+
+        `logs` makes v1's call, which has them, also for v2 accounts. `enough`, told the runs of the pages so far, may
+        say that no more pages are wanted.
+        """
+        if not logs and self._uses_v2("simulations", urgency):
             try:
-                return self._paged("GET /simulation/index-short", lambda page: self._simulations_page(page, urgency))
+                return self._paged(
+                    "GET /simulation/index-short", lambda page: self._simulations_page(page, urgency), enough
+                )
             except (NotOffered, NoSuchEntry) as error:
                 return self._fallen_back("simulations", error, lambda: self._simulations_v1(urgency))
         return self._simulations_v1(urgency)

@@ -87,10 +87,10 @@ def _place(raw: Mapping[str, Any], folders: _Folders, listed: str | None) -> tup
     return folder, last
 
 
-def _size(raw: Mapping[str, Any]) -> int:
+def _size(raw: Mapping[str, Any]) -> int | None:
     value = raw.get("size")
     if value is None or value == "":
-        return 0
+        return None
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     size = integer(value)
@@ -131,7 +131,8 @@ def _entry(raw: Any, folders: _Folders, listed: str | None) -> Entry:
     dirname, name = _place(raw, folders, listed)
     if _is_directory(raw):
         return Entry(ident, dirname, name, True, 0, timestamp_ns(raw.get("timeCreated")))
-    return Entry(ident, dirname, name, False, _size(raw), timestamp_ns(raw.get("timeCreated")))
+    size = _size(raw)
+    return Entry(ident, dirname, name, False, size or 0, timestamp_ns(raw.get("timeCreated")), size is not None)
 
 
 def _entries(call: Call, items: Iterable[Any], listed: str | None) -> list[Entry]:

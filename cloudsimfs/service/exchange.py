@@ -10,7 +10,15 @@ from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 from cloudsimfs.clock import Clock
-from cloudsimfs.errors import BudgetSpent, ConfigError, LaunchUnresolved, Refused, ServerFault, Unreachable
+from cloudsimfs.errors import (
+    BudgetSpent,
+    ConfigError,
+    LaunchUnresolved,
+    Refused,
+    ServerFault,
+    Unexplained,
+    Unreachable,
+)
 from cloudsimfs.service import failures
 from cloudsimfs.service.budget import Budget, Urgency
 from cloudsimfs.service.call import Call, Timeouts
@@ -140,6 +148,8 @@ class Exchange:
             raise Failed(error, again=True) from None
         except BudgetSpent as error:
             raise self._over_limit(reply, error) from None
+        except Unexplained as error:
+            raise Failed(error, again=False) from None
 
     def _failure(self, call: Call, reply: Reply, content: bytearray) -> Failed:
         error = failures.failure(call, reply.status, reply.headers, content)
@@ -147,7 +157,8 @@ class Exchange:
             return self._over_limit(reply, error)
         pause = failures.retry_after(reply.headers, self._clock.now())
         again = (reply.status >= 500 and reply.status != 501) or reply.status == 408
-        return Failed(error, again=again, sent=again or 300 <= reply.status < 400, pause=pause)
+        sent = failures.is_open(error, reply.status, reply.headers, content)
+        return Failed(error, again=again, sent=sent, pause=pause)
 
     def _over_limit(self, reply: Reply, error: BudgetSpent) -> Failed:
         told = failures.retry_after(reply.headers, self._clock.now())

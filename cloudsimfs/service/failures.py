@@ -22,6 +22,7 @@ from cloudsimfs.errors import (
     ServerFault,
     ServiceError,
     TimedOut,
+    Unexplained,
     VersionNotEnabled,
 )
 from cloudsimfs.service.call import Call
@@ -30,6 +31,10 @@ from cloudsimfs.service.parsing import Hook, excerpt
 _RATE = re.compile(r"rate.?limit|too many requests|quota|limit (?:exceeded|reached)", re.IGNORECASE)
 _KEY = re.compile(r"unauthori[sz]ed|unauthenticated|forbidden|\bapi.?key\b|invalid key|access denied", re.IGNORECASE)
 _NOT_ENABLED = re.compile(r"not (?:yet |been )*(?:enabled|activated|available)|no access", re.IGNORECASE)
+# v2's words for whatever went wrong (service-observed.md, "Envelopes"), and their like
+_NO_CAUSE = re.compile(
+    r"technical (?:problem|error|difficult)|try again|something went wrong|unexpected|internal error", re.IGNORECASE
+)
 _OF_VERSION = re.compile(r"\bv2\b|\bversion\b|\buser\b|\baccount\b", re.IGNORECASE)
 
 
@@ -72,6 +77,7 @@ def decode(call: Call, headers: Mapping[str, str], content: bytes | bytearray, h
 
 def failure(call: Call, status: int, headers: Mapping[str, str], content: bytes | bytearray) -> ServiceError:
     """The error that a reply with a status other than 2xx stands for."""
+    page = is_page(headers, content)  # a gateway's or a portal's
     told = _told(headers, content)
     text = f"{call.label}: HTTP {status}" + (f": {told}" if told else "")
     if status == 429 or (status == 403 and _RATE.search(told)):
@@ -79,18 +85,25 @@ def failure(call: Call, status: int, headers: Mapping[str, str], content: bytes 
     if status == 401:
         return VersionNotEnabled(text) if _names_version(call, told) else KeyRefused(text)
     if status == 403:
-        return KeyRefused(text) if not told else _by_text(call, told, text)
+        return KeyRefused(text) if not told else Unexplained(text) if page else _by_text(call, told, text)
     if status in (405, 501):
         return NotOffered(text)
     if status == 404:
-        if call.subject is None or is_page(headers, content):  # a gateway's page says nothing of an entry
+        if call.subject is None or page:  # a gateway's page says nothing of an entry
             return NotOffered(f"{text}: the service has no such call; is the base URL right?")
         return NoSuchEntry(f"{call.label}: no such {call.subject}" + (f": {told}" if told else ""))
     if status == 408:
         return TimedOut(text)
     if status >= 500:
         return ServerFault(text)
-    return Refused(text)
+    return Unexplained(text) if page else Refused(text)
+
+
+def is_open(error: ServiceError, status: int, headers: Mapping[str, str], content: bytes | bytearray) -> bool:
+    """Whether the service may have done what it was asked all the same."""
+    if status >= 500 or status == 408 or 300 <= status < 400:
+        return status != 501
+    return isinstance(error, Unexplained) or is_page(headers, content) or (status == 403 and not content.strip())
 
 
 def _by_text(call: Call, told: str, text: str) -> ServiceError:
@@ -103,7 +116,7 @@ def _by_text(call: Call, told: str, text: str) -> ServiceError:
         return VersionNotEnabled(text)
     if _KEY.search(told):
         return KeyRefused(text)
-    return Refused(text)
+    return Unexplained(text) if _NO_CAUSE.search(told) else Refused(text)
 
 
 def _names_version(call: Call, told: str) -> bool:

@@ -15,7 +15,8 @@ class Entry:
     """One file or folder of the storage (service-api.md section 2.3, service-observed.md "Storage entries").
 
     `id` 0 means "not known": a folder seen only as part of a file's path, or the root. `size` is in bytes, 0
-    for folders. `mtime_ns` is nanoseconds since the epoch, None when the service did not say.
+    for folders. `mtime_ns` is nanoseconds since the epoch, None when the service did not say. Without `sized` it did
+    not say the size either: 0 is no size to build on then, ask `Client.measure`.
     """
 
     id: int
@@ -24,6 +25,7 @@ class Entry:
     is_dir: bool
     size: int = 0
     mtime_ns: int | None = None
+    sized: bool = True
 
     @property
     def path(self) -> str:
@@ -59,6 +61,16 @@ class Signal(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Picture:
+    """A run's picture: a name fit for a file, unique in its run, and where it is: a URL, or the picture itself as a
+    `data:` URL or in base64. A URL may carry a signature: never log it.
+    """
+
+    name: str
+    source: str = field(repr=False, compare=False)  # signed anew with every reply
+
+
+@dataclass(frozen=True, slots=True)
 class Simulation:
     """One run (service-api.md section 2.1). `raw` holds every member as the service sent it."""
 
@@ -73,7 +85,7 @@ class Simulation:
     started: str = ""
     ended: str = ""
     output: str | None = None  # None: this call did not carry it
-    images: tuple[str, ...] = ()
+    images: tuple[Picture, ...] = ()
     raw: Mapping[str, Any] = field(default_factory=dict)
 
     @property

@@ -11,10 +11,12 @@ import logging
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
+from cloudsimfs import paths
 from cloudsimfs.errors import BadReply
 from cloudsimfs.service.call import Call
-from cloudsimfs.service.model import RunStatus, Simulation
+from cloudsimfs.service.model import Picture, RunStatus, Simulation
 from cloudsimfs.service.redact import redact
 
 log = logging.getLogger(__name__)
@@ -31,6 +33,7 @@ _LIST_MEMBERS = ("items", "entries", "results", "simulations", *CHILD_MEMBERS)
 _URL_MEMBERS = ("url", "uploadUrl", "downloadUrl", "mediaLink", "signedUrl")
 _OPTION_MEMBERS = ("value", "name", "label", "cpu", "ram", "script", "id")
 _PICTURE_MEMBERS = ("url", "src", "mediaLink", "data", "content", "image", "path", "name")
+_TITLE_MEMBERS = ("name", "basename", "title", "path")
 
 
 def excerpt(value: Any) -> str:
@@ -129,14 +132,31 @@ def _status(value: Any) -> int | None:
     return integer(value)
 
 
-def _pictures(value: Any) -> tuple[str, ...]:
-    found = []
-    for each in value if isinstance(value, list) else ():
+def _pictures(value: Any) -> tuple[Picture, ...]:
+    found: dict[str, Picture] = {}
+    for number, each in enumerate(value if isinstance(value, list) else (), 1):
+        told = None
         if isinstance(each, dict):
+            told = next((each[member] for member in _TITLE_MEMBERS if isinstance(each.get(member), str)), None)
             each = next((each[member] for member in _PICTURE_MEMBERS if isinstance(each.get(member), str)), None)
         if isinstance(each, str) and each:
-            found.append(each)
-    return tuple(found)
+            name = _picture_name(told, each, number)
+            name = name if name not in found else f"{number}-{name}"
+            found[name] = Picture(name, each)
+    return tuple(found.values())
+
+
+def _picture_name(told: str | None, source: str, number: int) -> str:
+    """A file name: the one the service told, else the end of the URL, else a number."""
+    try:
+        from_url = urlsplit(source).path if source.startswith(("http://", "https://")) else ""
+    except ValueError:
+        from_url = ""
+    for name in (told or "", unquote(from_url)):
+        name = name.rpartition("/")[2]
+        if name.isprintable() and len(name) <= 100 and paths.is_safe_name(name):
+            return name
+    return f"image-{number}.png"
 
 
 def _simulation(raw: Any) -> Simulation | None:

@@ -112,8 +112,8 @@ class Store:
             with self._wire.upload(label, url, headers, size, hashed, progress) as reply:
                 if not 200 <= reply.status < 300:
                     raise self._refusal(label, reply)
-                reply.error_content()  # read on, so that the connection can be used again
-                return _stored(label, reply.headers, digest.hexdigest())
+                told = reply.error_content()  # also so that the connection can be used again
+                return _stored(label, reply.headers, told, digest.hexdigest())
 
         # The transfer itself may take hours: only its pauses and the number of attempts are bounded.
         try:
@@ -236,11 +236,16 @@ def _check_size(label: str, total: int | None, expected: int | None) -> None:
         raise VersionChanged(f"{label}: the object has {total} bytes, not {expected}")
 
 
-def _stored(label: str, headers: Mapping[str, str], md5: str) -> Stored:
+def _stored(label: str, headers: Mapping[str, str], told: bytearray, md5: str) -> Stored:
     etag = headers.get("etag")
     plain = (etag or "").strip('"').lower()
     if _MD5.fullmatch(plain) and plain != md5 and not _is_encrypted(headers):
         raise Failed(BadReply(f"{label}: the store has other bytes than were sent"), again=True)
+    # An empty body may be called HTML by a store; a page, or an XML error, is what a proxy or a portal says.
+    if told.lstrip()[:1] == b"<" and plain != md5:
+        raise Failed(
+            ServerFault(f"{label}: a web page came instead of the store's answer: {excerpt(told)}"), again=True
+        )
     stored_ns = None
     try:
         stored_ns = int(parsedate_to_datetime(headers.get("date", "")).timestamp()) * 10**9

@@ -304,7 +304,9 @@ def _failed(label: str, error: Exception) -> Failed:
         sent = not any(isinstance(each, ssl.SSLCertVerificationError) for each in _chain(error))
         return Failed(Unreachable(f"{label}: the TLS connection failed ({cause})"), again=False, sent=sent)
     if isinstance(error, requests.exceptions.ProxyError):
-        return Failed(Unreachable(f"{label}: the proxy failed ({cause})"), again=True, sent=False)
+        # also what urllib3 says of a connection that broke after the proxy had taken all of the request
+        sent = not _never_connected(error)
+        return Failed(Unreachable(f"{label}: the proxy failed ({cause})"), again=True, sent=sent)
     if isinstance(error, requests.exceptions.InvalidHeader):
         return Failed(BadReply(f"{label}: a header could not be sent"), again=False, sent=False)
     return Failed(Unreachable(f"{label}: {cause}"), again=True, sent=not _never_connected(error))
@@ -323,7 +325,11 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _never_connected(error: BaseException) -> bool:
-    return any(isinstance(each, urllib3.exceptions.NewConnectionError) for each in _chain(error))
+    """Whether the request cannot have left: no connection, or a proxy that refused one (http.client's words)."""
+    return any(
+        isinstance(each, urllib3.exceptions.NewConnectionError) or str(each).startswith("Tunnel connection failed")
+        for each in _chain(error)
+    )
 
 
 def _cause(error: BaseException) -> str:

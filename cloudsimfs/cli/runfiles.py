@@ -1,0 +1,220 @@
+"""How the run commands reach runs: by the files of a mount, or, without one, by the same files in this process.
+
+With a mount, its cache and its journal serve the command too. Without, the account's directory keeps what is known
+and the intents of launches, so that a command that is repeated does not start a second run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from cloudsimfs import config, mountpoint, paths
+from cloudsimfs.cli.running import mount_of
+from cloudsimfs.clock import SystemClock
+from cloudsimfs.errors import MountError, NotDirectory, NotFound, Refused, TryAgain
+from cloudsimfs.journal import Journal
+from cloudsimfs.runsetup import runs_of_account
+from cloudsimfs.service import Client
+from cloudsimfs.simulations import SIMULATIONS, Simulations
+from cloudsimfs.virtual import File
+
+BLOCK = 1 << 20  # bytes read at a time
+Reader = Callable[[int], bytes]
+"""The bytes there are from an offset on, at most BLOCK."""
+
+
+class RunFiles(Protocol):
+    """The files below `.simulations/`. What cannot be read or written raises CloudsimfsError with the sentence."""
+
+    def read(self, name: str) -> str: ...
+    def write(self, name: str, text: str) -> None: ...
+
+    def ask(self, name: str, text: str) -> str:
+        """Write a command and read its answer."""
+
+    def follow(self, name: str) -> AbstractContextManager[Reader]:
+        """An open file; the status and the log are kept up to date while they are."""
+
+    def storage_path(self, text: str) -> str:
+        """A folder as the user named it (in the storage, or in the mount) as a storage path."""
+
+
+@contextmanager
+def reach(top: Path | None, settings: config.Settings, *, direct: bool) -> Iterator[RunFiles]:
+    """By the mount at `top`, else (unless `direct`) the one we are in, else the only one; else without a mount."""
+    found = mount_of(top) if top is not None else None if direct else _mount_at_hand()
+    if found is not None:
+        yield InMount(found)
+        return
+    account = config.account(settings)
+    account.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with account.connect() as client, contextlib.closing(Journal(account.directory / "journal.db")) as journal:
+        simulations = runs_of_account(
+            client,
+            journal,
+            Stored(client, journal),
+            directory=account.directory,
+            ttl=settings["run-ttl"],
+            bulk=account.api != "v2",
+            clock=SystemClock(),
+        )
+        with contextlib.closing(simulations):
+            yield InProcess(simulations)
+
+
+def _mount_at_hand() -> Path | None:
+    with contextlib.suppress(MountError, FileNotFoundError):
+        return mount_of(Path.cwd())
+    found = [top for top in mountpoint.all_mounts() if mountpoint.state(top) == "ok" and _is_ours(top)]
+    if len(found) > 1:
+        raise MountError(
+            f"several mounts ({', '.join(map(str, found))}): name one with --mount, or a service with --url"
+        )
+    return found[0] if found else None
+
+
+def _is_ours(top: Path) -> bool:
+    return os.access(top / SIMULATIONS / "README", os.R_OK)
+
+
+def _command(text: str) -> bytes:
+    """To be given to one write(2), which is one command."""
+    return text.encode("utf-8", "surrogateescape")
+
+
+class InMount:
+    """The files of a mount."""
+
+    def __init__(self, top: Path) -> None:
+        self._top = top
+        self._place = top / SIMULATIONS
+
+    def read(self, name: str) -> str:
+        with self._told():
+            return (self._place / name).read_text("utf-8", "replace")
+
+    def write(self, name: str, text: str) -> None:
+        with self._told(), open(self._place / name, "wb", buffering=0) as file:
+            file.write(_command(text))
+
+    def ask(self, name: str, text: str) -> str:
+        with self._told(), open(self._place / name, "r+b", buffering=0) as file:
+            file.write(_command(text))
+            return os.pread(file.fileno(), BLOCK, 0).decode("utf-8", "replace")
+
+    @contextmanager
+    def follow(self, name: str) -> Iterator[Reader]:
+        with self._told():
+            fd = os.open(self._place / name, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            yield lambda offset: os.pread(fd, BLOCK, offset)
+        finally:
+            os.close(fd)
+
+    def storage_path(self, text: str) -> str:
+        """What is there as a path of the system is meant as one, else it is a path of the storage."""
+        place = os.path.abspath(text)
+        below = os.path.relpath(place, self._top)
+        if not below.startswith("..") and (os.path.isabs(text) or os.path.isdir(place)):
+            return below
+        return text.strip("/")
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """The sentence that the mount keeps of a failure instead of the bare errno."""
+        try:
+            yield
+        except OSError as error:
+            sentence = ""
+            with contextlib.suppress(OSError):
+                sentence = (self._place / "error").read_text("utf-8", "replace").strip()
+            if not sentence or error.errno in mountpoint.DEAD:
+                raise
+            raise MountError(sentence) from error
+
+
+class InProcess:
+    """The same files without a mount."""
+
+    def __init__(self, simulations: Simulations) -> None:
+        self._simulations = simulations
+
+    def _file(self, name: str) -> File:
+        node = self._simulations.node(name)
+        assert isinstance(node, File)
+        return node
+
+    def read(self, name: str) -> str:
+        file = self._file(name)
+        assert file.read is not None
+        return file.read().decode("utf-8", "replace")
+
+    def write(self, name: str, text: str) -> None:
+        self.ask(name, text)
+
+    def ask(self, name: str, text: str) -> str:
+        file = self._file(name)
+        assert file.write is not None
+        answer = file.write(text)
+        self._simulations.succeeded()
+        return (answer or b"").decode("utf-8", "replace")
+
+    @contextmanager
+    def follow(self, name: str) -> Iterator[Reader]:
+        file = self._file(name)
+        assert file.read is not None
+        assert file.known is not None
+        assert file.live is not None
+        known = file.known
+        file.read()
+        self._simulations.poller.follow(file.live)
+        try:
+            yield lambda offset: known()[offset : offset + BLOCK]
+        finally:
+            self._simulations.poller.unfollow(file.live)
+
+    def storage_path(self, text: str) -> str:
+        return text.strip("/")
+
+
+class Stored:
+    """The storage without a mount, for a launch (`runsetup.Place`)."""
+
+    def __init__(self, client: Client, journal: Journal) -> None:
+        self._client = client
+        self._journal = journal
+
+    def storage_path(self, text: str) -> str:
+        return text.strip("/")
+
+    def check_folder(self, path: str) -> None:
+        try:
+            found = self._client.view(path)
+        except Refused:  # what v2 also says of a path that is not there
+            found = None
+        if found is None:
+            raise NotFound(f"there is no folder {path!r} in the storage; upload the case first")
+        if not found.entry.is_dir:
+            raise NotDirectory(f"{path!r} is a file; a run needs its folder")
+
+    def barrier(self, path: str) -> None:
+        """What a mount has not uploaded yet would be missing in the run."""
+        waiting = [
+            row.path for row in self._journal.files() if row.state != "stored" and paths.is_below(row.path, path)
+        ]
+        if waiting:
+            raise TryAgain(f"/{waiting[0]} is not on the service yet ({len(waiting)} files wait): mount, then launch")
+
+    def results_expected(self, folder: str) -> None:
+        pass
+
+    def runs_changed(self, run_ids: set[int], active: frozenset[str]) -> None:
+        pass
+
+    def contents_changed(self, changed: list[str]) -> None:
+        pass

@@ -1,0 +1,118 @@
+"""Keeps up to date what is followed: the log that `tail -f` has open, the state `cloudsimfs wait` has open.
+
+One poller for all. It makes one call at a time, for what was asked for the longest ago; a list serves everybody. The
+time between calls is the runs' TTL at first and grows towards a pace at which the hour's calls last. While nothing is
+followed, or only runs that have ended, there are no calls.
+
+Threading: a thread of its own, from the first follower on. `_lock` is a leaf and never held during a call.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+
+from cloudsimfs.clock import Clock
+from cloudsimfs.errors import CloudsimfsError
+from cloudsimfs.runs import LIST, WHOLE, Runs
+from cloudsimfs.service import Budget
+from cloudsimfs.virtual import Followed
+
+log = logging.getLogger(__name__)
+
+SHARE = 0.5  # of the calls left, that following would take until the hour turns at the pace of the moment
+GROWTH = 1.3  # each look's distance over the one before, up to that pace
+
+
+class Poller:
+    """`ttl` in seconds: the least time between two looks at the same thing."""
+
+    def __init__(self, runs: Runs, budget: Budget, *, ttl: float, clock: Clock) -> None:
+        self._runs = runs
+        self._budget = budget
+        self._ttl = ttl
+        self._clock = clock
+        self._woken = threading.Event()
+        self._lock = threading.Lock()
+        self._followed: Counter[Followed] = Counter()  # guarded by _lock, as all below
+        self._looks = 0  # since the first follower came or a command was given
+        self._looked_at = float("-inf")  # monotonic seconds
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def follow(self, what: Followed) -> None:
+        with self._lock:
+            if not self._followed:
+                self._looks = 0
+            self._followed[what] += 1
+            if self._thread is None and not self._closed:
+                self._thread = threading.Thread(target=self._work, name="poller", daemon=True)
+                self._thread.start()
+        self._woken.set()
+
+    def unfollow(self, what: Followed) -> None:
+        with self._lock:
+            self._followed -= Counter([what])
+
+    def hurry(self) -> None:
+        """A command was given: something is about to happen."""
+        with self._lock:
+            self._looks = 0
+        self._woken.set()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+        self._woken.set()
+
+    def _work(self) -> None:
+        while not self._closed:
+            self._woken.clear()
+            due = self._due()
+            if due is None:
+                self._clock.wait(self._woken, None)
+                continue
+            what, with_logs, when = due
+            pause = when - self._clock.monotonic()
+            if pause > 0:
+                self._clock.wait(self._woken, pause)
+            else:
+                self._look(what, with_logs)
+
+    def _due(self) -> tuple[int, bool, float] | None:
+        """What to look at next, whether with all logs, and when (monotonic); None: nothing."""
+        asked_at, with_logs = self._wanted()
+        if not asked_at:
+            return None
+        what = min(asked_at, key=lambda each: asked_at[each])
+        pace = self._budget.pace(SHARE)
+        with self._lock:
+            distance = max(self._ttl / len(asked_at), min(pace, self._ttl * GROWTH ** min(self._looks, 100)))
+            return what, with_logs, max(self._looked_at + distance, asked_at[what] + self._ttl)
+
+    def _wanted(self) -> tuple[dict[int, float], bool]:
+        """What is followed and may change (the list, or runs), when it was asked for; whether lists bring logs."""
+        with self._lock:
+            followed = list(self._followed)
+        known = self._runs.known() or {}
+        logs = {each.run_id: self._runs.log_at(each.run_id) for each in followed if each.log and each.run_id in known}
+        logs = {run_id: at for run_id, at in logs.items() if at != WHOLE}
+        active = {each.run_id for each in followed if each.run_id in known and known[each.run_id].active}
+        if self._runs.lists_logs(len(logs)):
+            return ({LIST: self._runs.listed_at} if logs or active else {}), bool(logs)
+        return ({LIST: self._runs.listed_at, **logs} if active - logs.keys() else logs), False
+
+    def _look(self, what: int, with_logs: bool) -> None:
+        with self._lock:
+            self._looks += 1
+            self._looked_at = self._clock.monotonic()
+        try:
+            if what == LIST:
+                self._runs.renew(logs=with_logs)
+            else:
+                self._runs.renew_log(what)
+        except CloudsimfsError as error:
+            log.info("what is followed could not be renewed: %s", error)
+        except Exception:  # a bug must not end the following of all others
+            log.exception("unexpected")

@@ -1,0 +1,44 @@
+"""Builds what `.simulations/` of one account is made of, for a mount or for a command that needs none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from cloudsimfs import launch, runs
+from cloudsimfs.clock import Clock
+from cloudsimfs.journal import Journal
+from cloudsimfs.launch import Launcher
+from cloudsimfs.lookups import Lookups
+from cloudsimfs.pictures import Pictures
+from cloudsimfs.poller import Poller
+from cloudsimfs.runs import Runs
+from cloudsimfs.runstore import RunStore
+from cloudsimfs.service import Client
+from cloudsimfs.simulations import Simulations
+
+
+class Place(launch.Storage, runs.Watcher, Protocol):
+    """Where the runs' files are."""
+
+    def contents_changed(self, changed: list[str]) -> None:
+        """A command has changed what these paths, below the mount, hold."""
+
+
+def runs_of_account(
+    client: Client, journal: Journal, place: Place, *, directory: Path, ttl: float, bulk: bool, clock: Clock
+) -> Simulations:
+    """`directory` is the account's; `ttl` in seconds; `bulk`: v1's list may be asked for v2's logs."""
+    store = RunStore(directory / "runs")
+    found = Runs(client, store, place, ttl=ttl, bulk=bulk, clock=clock)
+    lookups = Lookups(client, store, clock=clock)
+    return Simulations(
+        found,
+        lookups,
+        Pictures(client, found, store, ttl=ttl, clock=clock),
+        Launcher(client, found, lookups, place, journal, lock_file=directory / "launch.lock"),
+        Poller(found, client.budget, ttl=ttl, clock=clock),
+        store,
+        client.budget,
+        changed=place.contents_changed,
+    )

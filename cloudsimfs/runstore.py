@@ -1,0 +1,131 @@
+"""What is known of runs, kept on disk: the list, what may be asked for, whole logs and pictures of ended runs.
+
+All of it may be lost without harm: it spares calls, and serves while the service cannot be asked. Threading: none
+of its own; files are replaced atomically, so that a mount and commands beside it may share the directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Iterable
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+from cloudsimfs.service import Picture, Simulation
+
+log = logging.getLogger(__name__)
+
+ROOM = 256 << 20  # bytes of logs and pictures; the longest unread go first
+PRIVATE = ("vnc_url",)  # personal: neither shown nor stored (service-observed.md)
+OWN_FILES = ("output", "logs")  # of a run, shown as files of their own
+_FIELDS = [field.name for field in fields(Simulation) if field.name != "output"]
+
+
+class RunStore:
+    """Below `directory`, which is made when something is saved."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    # -- small things, as JSON -------------------------------------------------------------------------
+
+    def save_runs(self, whole_at: float, runs: Iterable[Simulation]) -> None:
+        """`whole_at`: when the last list of all pages was had, wall seconds."""
+        self._save_json("runs.json", [whole_at, [{name: getattr(run, name) for name in _FIELDS} for run in runs]])
+
+    def runs(self) -> tuple[float, list[Simulation]] | None:
+        """What was saved last; None if nothing ever was."""
+        try:
+            whole_at, found = self._json("runs.json")
+            return float(whole_at), [_simulation(each) for each in found]
+        except (TypeError, ValueError, KeyError, AttributeError):
+            return None  # or by another version
+
+    def save_options(self, name: str, at: float, values: tuple[str, ...]) -> None:
+        """`at` is wall seconds."""
+        self._save_json(f"{name}.json", [at, list(values)])
+
+    def options(self, name: str) -> tuple[float, tuple[str, ...]] | None:
+        try:
+            at, values = self._json(f"{name}.json")
+            return float(at), tuple(map(str, values))
+        except (TypeError, ValueError):
+            return None
+
+    def save_launched(self, text: str) -> None:
+        self._save("launched", text.encode("utf-8", "replace"))
+
+    def launched(self) -> str:
+        return (self.load("launched") or b"").decode("utf-8", "replace")
+
+    # -- logs and pictures of ended runs ---------------------------------------------------------------
+
+    def save_blob(self, run_id: int, name: str, data: bytes) -> None:
+        self._save(f"{run_id}-{name}", data)
+        self._make_room()
+
+    def blob(self, run_id: int, name: str) -> bytes | None:
+        found = self.load(f"{run_id}-{name}")
+        if found is not None:
+            with contextlib.suppress(OSError):
+                os.utime(self._directory / f"{run_id}-{name}")  # read lately
+        return found
+
+    def _make_room(self) -> None:
+        with contextlib.suppress(OSError):
+            blobs = [(each.stat(), each) for each in self._directory.glob("[0-9]*-*")]
+            total = sum(status.st_size for status, _ in blobs)
+            for status, blob in sorted(blobs, key=lambda each: each[0].st_mtime):
+                if total <= ROOM:
+                    return
+                blob.unlink()
+                total -= status.st_size
+
+    # -- files -----------------------------------------------------------------------------------------
+
+    def load(self, name: str) -> bytes | None:
+        try:
+            return (self._directory / name).read_bytes()
+        except OSError:
+            return None
+
+    def _json(self, name: str) -> Any:
+        try:
+            return json.loads(self.load(name) or b"null")
+        except ValueError:
+            return None
+
+    def _save_json(self, name: str, value: object) -> None:
+        self._save(name, json.dumps(value, default=asdict).encode())
+
+    def _save(self, name: str, data: bytes) -> None:
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            fd, part = tempfile.mkstemp(dir=self._directory, prefix=".part-")  # 0600
+            try:
+                with open(fd, "wb") as file:
+                    file.write(data)
+                os.replace(part, self._directory / name)
+            except OSError:
+                os.unlink(part)
+                raise
+        except OSError as error:
+            log.info("%s: not kept: %s", name, error)
+
+
+def _simulation(values: dict[str, Any]) -> Simulation:
+    pictures = tuple(Picture(**each) for each in values["images"])
+    return Simulation(**{**values, "images": pictures}, output=None)
+
+
+def public(run: Simulation) -> dict[str, object]:
+    """Every field the service sent but the personal ones, and those that are files of their own."""
+    shown = {name: value for name, value in run.raw.items() if name not in (*PRIVATE, *OWN_FILES)}
+    if "images" in shown:  # their links are signed
+        shown["images"] = [picture.name for picture in run.images]
+    return shown

@@ -1,0 +1,112 @@
+"""Uploads: the link, the transfer, and what a failing object store may cost.
+
+A link is good for about 15 minutes (service-observed.md, "URLs") and for any content: one whose transfer failed is
+kept for the next try, so that a store that is down costs one API call per file and not one per try. While the store
+itself fails, one upload at a time tries it, at growing distances; the others hear at once why.
+
+Thread-safe; the locks are leaves, held for moments. Two uploads of one path at the same time are the caller's affair.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from cloudsimfs.clock import Clock
+from cloudsimfs.errors import LinkExpired, ServerFault, ServiceError, TimedOut, Unreachable
+from cloudsimfs.service.model import Stored
+from cloudsimfs.service.transfer import Store
+from cloudsimfs.service.transport import Body, Progress
+
+_LINK_LIFE = 840.0  # seconds a link is kept; the store has the last word (LinkExpired)
+_LONGEST = 120.0  # seconds between two tries of a failing store
+_OF_THE_STORE = (LinkExpired, ServerFault, TimedOut, Unreachable)
+
+Ask = Callable[[], str]
+
+
+class Uploads:
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._gate = Gate(clock)
+        self._lock = threading.Lock()  # protects _links
+        self._links: dict[str, tuple[str, float]] = {}  # by path, with the monotonic seconds they were given at
+
+    def put(self, path: str, size: int, body: Body, ask: Ask, *, progress: Progress | None = None) -> Stored:
+        """Store `size` bytes. `ask` gets a link for the path: one API call. Raises as `Store.put`."""
+
+        def send(link: tuple[str, float]) -> Stored:
+            try:
+                stored = self._store.put(link[0], size, body, progress=progress)
+            except BaseException as error:
+                if not isinstance(error, LinkExpired):
+                    self._keep(path, link)
+                if isinstance(error, _OF_THE_STORE):
+                    self._gate.failed(failures, error)
+                raise
+            self._gate.worked()
+            return stored
+
+        with self._gate.passing() as failures:
+            try:
+                return send(self._kept(path) or self._new(ask))
+            except LinkExpired:
+                return send(self._new(ask))
+
+    def _new(self, ask: Ask) -> tuple[str, float]:
+        return ask(), self._clock.monotonic()
+
+    def _keep(self, path: str, link: tuple[str, float]) -> None:
+        with self._lock:
+            self._links[path] = link
+
+    def _kept(self, path: str) -> tuple[str, float] | None:
+        with self._lock:
+            oldest = self._clock.monotonic() - _LINK_LIFE
+            self._links = {path: link for path, link in self._links.items() if link[1] > oldest}
+            return self._links.pop(path, None)
+
+
+class Gate:
+    """Keeps uploads from a store that fails: after two failures in a row one may pass at a time.
+
+    One failure alone may be the file's own.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()  # protects what follows
+        self._failures = 0  # in a row
+        self._next = 0.0  # monotonic seconds; when the next one may pass, if the store fails
+        self._error: ServiceError | None = None
+
+    @contextmanager
+    def passing(self) -> Iterator[int]:
+        """Raises the store's last error if this is not the time; else gives what `failed` needs."""
+        with self._lock:
+            failures, now = self._failures, self._clock.monotonic()
+            if failures > 1:
+                if now < self._next:
+                    assert self._error is not None
+                    raise type(self._error)(f"not tried, since the object store fails: {self._error}")
+                self._next = now + _LONGEST  # a long transfer does not keep the others out until its end
+        try:
+            yield failures
+        finally:
+            with self._lock:
+                if self._failures == failures:  # it came to no end that says anything of the store
+                    self._next = 0.0
+
+    def failed(self, failures: int, error: ServiceError) -> None:
+        """The store failed. `failures` is what `passing` gave: those that fail together count once."""
+        with self._lock:
+            if failures == self._failures:
+                self._failures += 1
+                self._next = self._clock.monotonic() + min(_LONGEST, 2.0 ** min(self._failures - 2, 10))
+                self._error = error
+
+    def worked(self) -> None:
+        with self._lock:
+            self._failures = 0

@@ -1,0 +1,293 @@
+"""`.simulations/`: the table of its files, folders and links (design.md section 5).
+
+Reading costs no call while the cached state is fresh, only writes act. Names and values from the service are hostile:
+a name that cannot be one is left out, and a value is shown on one line.
+
+Threading: called by FUSE callbacks on many threads; `_lock` protects the last error and the last launch, a leaf.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
+
+from cloudsimfs import paths
+from cloudsimfs.errors import CloudsimfsError, NotFound, ServiceError
+from cloudsimfs.launch import Launcher
+from cloudsimfs.lookups import NAMES, Lookups
+from cloudsimfs.pictures import Pictures
+from cloudsimfs.poller import Poller
+from cloudsimfs.runs import Runs
+from cloudsimfs.runstore import RunStore
+from cloudsimfs.service import Budget, Simulation
+from cloudsimfs.service.redact import redact
+from cloudsimfs.virtual import File, Folder, Followed, Link, Node, as_json, text
+
+SIMULATIONS = ".simulations"
+README = """\
+Runs are driven by the files in this folder. It is not listed by `ls -a` of the folder above, so that what walks over
+the drive (cp -r, tar, a backup) does not copy every log; name it and it is there. From the top of the mount:
+
+  cat .simulations/options/scripts            what software there is (also: cpu, ram)
+  echo "cpu=8 ram=highcore script=NAME folder=case1" > .simulations/launch
+  cat .simulations/launch                     the last launch: its id
+  cat .simulations/runs                       all runs: id status script cpu ram folder started ended
+  cat .simulations/<id>/status                one of PENDING RUNNING STOPPING STOPPED COMPLETED ERROR
+  tail -f .simulations/<id>/log               the run's output as it grows
+  ls .simulations/<id>/images                 the run's pictures
+  ls .simulations/<id>/results/               the folder it runs in
+  cat .simulations/latest/case1/status        the same of the newest run in a folder
+  echo 1 > .simulations/<id>/sync             save the current results into the folder; the run goes on
+  echo soft > .simulations/<id>/stop          stop at this iteration and save the results
+  echo hard > .simulations/<id>/stop          kill it; nothing is saved
+  cat .simulations/error                      why the last command failed, and what to do
+  cat .simulations/budget                     how many API calls are left
+
+Words of a launch, also as a JSON object:
+  folder=PATH   the folder to run in: as it is called in the storage, or its path in the mount
+  nopre=0|1     0 asks for a SPOT instance, 1 for a REGULAR one, if the account may choose
+  mesh=PATH     a folder with the mesh (API v2)
+  key=TOKEN     any word; the same key never launches twice, however often it is written
+  dry-run=1     check everything, start nothing
+  force=1       forget an earlier launch that got no answer
+
+A launch first waits until all files below its folder are stored, and returns when the service has given an id.
+"""
+
+
+class Simulations:
+    """`changed` is told the paths, below the mount, whose contents a command has changed."""
+
+    def __init__(
+        self,
+        runs: Runs,
+        lookups: Lookups,
+        pictures: Pictures,
+        launcher: Launcher,
+        poller: Poller,
+        store: RunStore,
+        budget: Budget,
+        *,
+        changed: Callable[[list[str]], None],
+    ) -> None:
+        self._runs = runs
+        self._lookups = lookups
+        self._pictures = pictures
+        self._launcher = launcher
+        self._store = store
+        self._budget = budget
+        self._changed = changed
+        self.poller = poller
+        self._lock = threading.Lock()
+        self._error = launcher.unresolved()  # guarded by _lock
+        self._launched = store.launched()  # guarded by _lock
+        self._newest: tuple[Mapping[int, Simulation], dict[str, Simulation]] = ({}, {})
+        self._table: dict[str, Node] = {
+            "": Folder(self._names),
+            "README": text(lambda: README),
+            "launch": File(lambda: self._launched.encode("utf-8", "replace"), self._launch),
+            "options": Folder(lambda: list(NAMES)),
+            **{f"options/{name}": self._option(name) for name in NAMES},
+            "runs": text(lambda: "".join(map(_row, self._newest_first()))),
+            "runs.json": text(lambda: as_json(list(map(_info, self._newest_first())))),
+            "error": text(lambda: self._error),
+            "budget": text(self._budget_text),
+        }
+
+    def close(self) -> None:
+        self.poller.close()
+        self._runs.close()
+
+    def node(self, path: str) -> Node:
+        """What is at a path below `.simulations/`. Raises NotFound."""
+        found = self._table.get(path)
+        if found is not None:
+            return found
+        top, _, rest = path.partition("/")
+        if top == "latest":
+            return self._latest(rest)
+        if re.fullmatch(r"[1-9][0-9]{0,18}", top):
+            return self._of_run(self._run(int(top)), rest)
+        raise NotFound(f"/{SIMULATIONS}/{path}")
+
+    def _run(self, run_id: int) -> Simulation:
+        try:
+            return self._runs.get(run_id)
+        except NotFound as error:
+            self.failed(error)  # of `echo soft > .simulations/99/stop` nothing else arrives here
+            raise
+
+    def failed(self, error: CloudsimfsError) -> None:
+        """Keep the sentence of a failure."""
+        with self._lock:
+            self._error = redact(f"{_one_line(str(error))}\n")
+        self._changed([f"{SIMULATIONS}/error", f"{SIMULATIONS}/budget"])
+
+    def succeeded(self) -> None:
+        """A command was carried out."""
+        with self._lock:
+            self._error = ""
+        self.poller.hurry()
+        self._changed([f"{SIMULATIONS}/error", f"{SIMULATIONS}/budget", f"{SIMULATIONS}/launch"])
+
+    # -- at the top ----------------------------------------------------------------------------------------
+
+    def _names(self) -> list[str]:
+        fixed = [name for name in self._table if name and "/" not in name]
+        try:
+            return [*fixed, "latest", *map(str, sorted(self._runs.all()))]
+        except ServiceError:  # the README must be there even then
+            return [*fixed, "latest"]
+
+    def _newest_first(self) -> list[Simulation]:
+        return sorted(self._runs.all().values(), key=lambda run: -run.id)
+
+    def _option(self, name: str) -> File:
+        """Looking at it, as tree walkers do, costs no call: its size is 0 until it was read."""
+
+        def lines(values: Iterable[str]) -> bytes:
+            return "".join(f"{value}\n" for value in values).encode("utf-8", "replace")
+
+        return File(lambda: lines(self._lookups.values(name)), known=lambda: lines(self._lookups.known(name)))
+
+    def _budget_text(self) -> str:
+        values: dict[str, object] = asdict(self._budget.snapshot())
+        resets_at = time.localtime(float(str(values["resets_at"])))
+        values["resets_at"] = time.strftime("%Y-%m-%dT%H:%M:%S%z", resets_at)
+        return "".join(f"{name} {'-' if value is None else value}\n" for name, value in values.items())
+
+    def _launch(self, command: str) -> bytes:
+        run_id = self._launcher.launch(command)
+        told = f"id={'-' if run_id is None else run_id} {' '.join(command.split())}\n"
+        if run_id is not None:
+            self._store.save_launched(told)
+        with self._lock:
+            self._launched = told
+        return told.encode("utf-8", "replace")
+
+    # -- the newest runs ---------------------------------------------------------------------------------
+
+    def _latest(self, path: str) -> Node:
+        """Links to the newest run of each folder, in folders as in the storage.
+
+        Where there are runs in a folder and below it, one name is both: a folder with the run's files and the names .
+        """
+        newest = self._newest_by_folder()
+        inner = f"{path}/" if path else ""
+        below = {folder[len(inner) :].partition("/")[0] for folder in newest if folder.startswith(inner)}
+        if path in newest and not below:
+            return Link("../" * (path.count("/") + 1) + str(newest[path].id))
+        if path in newest:
+            return Folder(lambda: sorted(below | set(self._run_names(newest[path]))))
+        if below or not path:
+            return Folder(lambda: sorted(below))
+        folder, _, name = path.rpartition("/")
+        if folder in newest and name in self._run_names(newest[folder]):
+            return Link("../" * (folder.count("/") + 2) + f"{newest[folder].id}/{name}")
+        raise NotFound(f"/{SIMULATIONS}/latest/{path}: no run in a folder of that name")
+
+    def _newest_by_folder(self) -> dict[str, Simulation]:
+        """Worked out once for each list: a listing of `latest/` asks for every name."""
+        runs = self._runs.all()
+        seen, newest = self._newest
+        if seen is not runs:
+            newest = {run.folder: run for _, run in sorted(runs.items()) if _is_safe_path(run.folder)}
+            self._newest = (runs, newest)
+        return newest
+
+    # -- one run -----------------------------------------------------------------------------------------
+
+    def _of_run(self, run: Simulation, path: str) -> Node:
+        if not path:
+            return Folder(lambda: self._run_names(run))
+        if path.startswith("images/"):
+            return self._picture(run.id, path.removeprefix("images/"))
+        try:
+            return self._run_table(run)[path]
+        except KeyError:
+            raise NotFound(f"/{SIMULATIONS}/{run.id}/{path}") from None
+
+    def _run_names(self, run: Simulation) -> list[str]:
+        return sorted(self._run_table(run))
+
+    def _run_table(self, run: Simulation) -> dict[str, Node]:
+        runs = self._runs
+        values = {name: value for name, value in _told(run).items() if name != "id"}
+
+        def value(name: str) -> File:
+            return text(lambda: f"{_one_line(str(_told(runs.get(run.id))[name]))}\n")
+
+        def status(run: Simulation | None) -> bytes:
+            return b"" if run is None else f"{run.status_name}\n".encode()
+
+        table: dict[str, Node] = {name: value(name) for name in values}
+        table |= {
+            "status": File(
+                lambda: status(runs.get(run.id)),
+                live=Followed(run.id, log=False),
+                known=lambda: status((runs.known() or {}).get(run.id)),
+            ),
+            "info.json": text(lambda: as_json(_info(runs.get(run.id)))),
+            "log": File(
+                lambda: runs.log(run.id), live=Followed(run.id, log=True), known=lambda: runs.known_log(run.id)
+            ),
+            "images": Folder(lambda: self._pictures.names(run.id)),
+            "stop": File(write=lambda word: runs.stop(run.id, word)),
+            "sync": File(write=lambda word: runs.sync(run.id, word)),
+        }
+        if _is_safe_path(run.folder):
+            table["results"] = Link(f"../../{run.folder}")
+        return table
+
+    def _picture(self, run_id: int, name: str) -> Node:
+        stored = self._pictures.linked(run_id, name)
+        if stored is not None:
+            return Link(f"../../../{stored}")
+        return File(lambda: self._pictures.read(run_id, name))
+
+
+def run_paths(run_ids: Iterable[int]) -> list[str]:
+    """The paths whose contents change with the state of these runs."""
+    of_all = ("runs", "runs.json", "budget", "latest")
+    of_each = ("", "status", "started", "ended", "info.json", "log", "images")
+    names = [*of_all, *(f"{run_id}/{name}".rstrip("/") for run_id in run_ids for name in of_each)]
+    return [SIMULATIONS, *(f"{SIMULATIONS}/{name}" for name in names)]
+
+
+def _is_safe_path(path: str) -> bool:
+    return all(map(paths.is_safe_name, path.split("/")))
+
+
+def _told(run: Simulation) -> dict[str, object]:
+    """A run's values by the names of their files."""
+    return {
+        "id": run.id,
+        "status": run.status_name,
+        "script": run.script,
+        "cpu": run.cpu,
+        "ram": run.ram,
+        "nopre": "" if run.nopre is None else run.nopre,
+        "folder": run.folder,
+        "started": run.started,
+        "ended": run.ended,
+    }
+
+
+def _info(run: Simulation) -> dict[str, object]:
+    """Every field as the service sent it, and the names it has here."""
+    return {**_told(run), **run.raw, "status_name": run.status_name}
+
+
+def _row(run: Simulation) -> str:
+    """One run as a line of words: times as in ISO 8601, other white space escaped as in fstab(5)."""
+    times = (run.started.replace(" ", "T"), run.ended.replace(" ", "T"))
+    fields = (run.id, run.status_name, run.script, run.cpu, run.ram, run.folder, *times)
+    return " ".join(_one_line(str(field)).replace(" ", r"\040") or "-" for field in fields) + "\n"
+
+
+def _one_line(value: str) -> str:
+    """Nothing that would end the line, or that a terminal would obey."""
+    return "".join(each if each.isprintable() else "?" for each in value)

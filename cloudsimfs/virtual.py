@@ -1,0 +1,61 @@
+"""What virtual folders are made of: files with a reader and maybe a command, folders, links. Pure values."""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """What an open handle wants to be kept up to date: a run's state, or its log too."""
+
+    run_id: int
+    log: bool
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A virtual file. What has `live` is read anew at every read, the others once per open.
+
+    `write` carries out a command; its answer, if it has one, is what the same handle reads afterwards.
+    """
+
+    read: Callable[[], bytes] | None = None
+    write: Callable[[str], bytes | None] | None = None
+    live: Followed | None = None
+    known: Callable[[], bytes] | None = None  # as `read`, of what is known without a call
+
+    @property
+    def perm(self) -> int:
+        return (0o444 if self.read else 0) | (0o200 if self.write else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    names: Callable[[], list[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    target: str
+
+
+Node = File | Folder | Link
+
+
+def kind(node: Node) -> int:
+    """The file type bits of stat(2)."""
+    if isinstance(node, Folder):
+        return stat.S_IFDIR
+    return stat.S_IFLNK if isinstance(node, Link) else stat.S_IFREG
+
+
+def as_json(value: object) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n"
+
+
+def text(read: Callable[[], str]) -> File:
+    return File(lambda: read().encode("utf-8", "replace"))

@@ -1,0 +1,45 @@
+"""The queue of jobs by itself."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+from harness import wait_until
+
+from cloudsimfs import workqueue
+from cloudsimfs.clock import SystemClock
+from cloudsimfs.errors import ServerFault
+from cloudsimfs.workqueue import Job, WorkQueue, retry_pause
+
+
+@pytest.fixture
+def queue() -> Iterator[WorkQueue]:
+    made = WorkQueue(clock=SystemClock(), workers=1, name="test")
+    made.start()
+    yield made
+    made.stop(timeout=5)
+
+
+def test_a_job_that_fails_for_days_does_not_end_the_workers(
+    queue: WorkQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workqueue, "LAST_RETRY", 0.0)
+    monkeypatch.setattr(workqueue.log, "warning", lambda *_: None)
+    failures, done = 1100, threading.Event()
+
+    def fails(job: Job) -> None:
+        if job.attempts < failures:
+            raise ServerFault("no")
+
+    queue.put(Job("delete", "a", fails), delay=0.0)
+    wait_until(lambda: not queue.pending(), "it ends well at last")
+    queue.put(Job("upload", "b", lambda job: done.set()), delay=0.0)
+    assert done.wait(5), "no worker is left"
+
+
+def test_pauses_grow_to_a_bound() -> None:
+    assert all(0.5 <= retry_pause(1) <= 1.0 for _ in range(100))
+    assert 150.0 <= retry_pause(20) <= 300.0
+    assert 150.0 <= retry_pause(10**6) <= 300.0
