@@ -22,7 +22,7 @@ from cloudsimfs.clock import Clock
 from cloudsimfs.content import Content
 from cloudsimfs.datacache import DataCache
 from cloudsimfs.dcache import DCache, Listing
-from cloudsimfs.errors import IsDirectory, NotDirectory, NotFound, ServiceError, WrongState
+from cloudsimfs.errors import IsDirectory, NotDirectory, NotFound, ServiceError, TryAgain, WrongState
 from cloudsimfs.inode import Attr, Gone, Inode, WriteState
 from cloudsimfs.journal import Journal
 from cloudsimfs.overlay import HIDDEN_PREFIX, Item, Overlay, is_ours, unknown_folder
