@@ -88,7 +88,8 @@ class Report:
             turns = time.strftime("%H:%M", time.localtime(budget.resets_at))
             lines.append(f"waiting   {budget.waiting} calls, for the hour to turn at {turns}")
         lines += [
-            f"kept      /{draft.path}: was open for writing when the daemon died; see `cloudsimfs recover`"
+            f"kept      /{draft.path}: was open for writing when the daemon died, or replaced by others; "
+            "see `cloudsimfs recover`"
             for draft in self._recovery.drafts()[:MOST_LINES]
         ]
         lines += [
