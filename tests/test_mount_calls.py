@@ -249,3 +249,16 @@ def test_the_budget_is_kept(box: Sandbox, mount: MountFactory) -> None:
 
 def status(m: Mounted) -> list[str]:
     return (m.path / ".cloudsimfs/status").read_text().splitlines()
+
+
+@pytest.mark.parametrize("api", ["v1"])
+def test_a_store_that_is_down_costs_one_call_per_file(box: Sandbox, mount: MountFactory) -> None:
+    m = mount(write_back=0)
+    box.faults.add("object-put", "status", status=503)
+    for number in range(10):
+        (m.path / f"f{number}").write_bytes(b"x")
+    wait_until(lambda: sum(1 for job in m.pending() if job["attempts"] >= 2) == 10, "all have failed twice")
+    assert box.calls.counts()["upload-url"] <= 10
+    box.faults.clear()
+    assert len(m.settle()) == 10
+    assert box.calls.counts()["upload-url"] <= 10
