@@ -1,7 +1,8 @@
 """Recognising tree walkers (`find`, `du`, `cp -r`, a file manager that counts), and what to fetch for them.
 
 A walker reads a directory and at once asks for one inside it. Where one call lists everything (v1) that call is
-made; else the listings the walker will ask for next are fetched ahead of it.
+made; else the listings the walker will ask for next are fetched ahead of it. A person who goes from folder to folder
+is no walker, but from the third one on that one call is the cheaper way, too.
 
 Threading: `_lock` protects all; a leaf.
 """
@@ -9,6 +10,7 @@ Threading: `_lock` protects all; a leaf.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Sequence
 
 from cloudsimfs import paths
@@ -19,6 +21,7 @@ WINDOW = 8  # listings fetched ahead of a walker
 PAUSE = 10.0  # seconds in which everything is not fetched twice
 SLOW = 5.0  # seconds; an all-entries call that took longer is made for long walks only
 LONG_WALK = 20  # folders
+STROLL, STROLL_TIME = 3, 60.0  # so many listings asked for in so many seconds
 
 
 class Walks:
@@ -28,6 +31,7 @@ class Walks:
         self._clock = clock
         self._lock = threading.Lock()
         self._bulk = bulk
+        self._missed_at: deque[float] = deque(maxlen=STROLL)  # when listings were asked for, monotonic seconds
         self._read_at: dict[str, float] = {}  # when a directory was last read, monotonic seconds
         self._took = 0.0  # seconds of the last all-entries call
         self._taken_at: float | None = None
@@ -50,11 +54,14 @@ class Walks:
     def wants_everything(self, path: str, siblings: Sequence[str]) -> bool:
         """Whether to answer this miss by listing everything; `siblings` are the folders beside it."""
         with self._lock:
-            if not self._bulk or not self._is_walked(path):
+            now = self._clock.monotonic()
+            self._missed_at.append(now)
+            strolls = len(self._missed_at) == STROLL and now - self._missed_at[0] < STROLL_TIME and self._took <= SLOW
+            if not self._bulk or not (strolls or self._is_walked(path)):
                 return False
             if self._taken_at is not None and self._clock.monotonic() - self._taken_at < PAUSE:
                 return False
-            return len(siblings) >= (LONG_WALK if self._took > SLOW else 2)
+            return strolls or len(siblings) >= (LONG_WALK if self._took > SLOW else 2)
 
     def may_list_everything(self) -> bool:
         """Whether that is a quick call, so that it may stand for several pages or folders."""

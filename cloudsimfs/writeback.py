@@ -54,7 +54,6 @@ FSYNC_STALL = 60.0  # seconds fsync(2) waits while nothing is sent
 # Seconds between looks for what was uploaded, removed, and is not listed yet (v1): ten minutes in all.
 LATE = (10.0, 20.0, 40.0, 80.0, 150.0, 300.0)
 REFUSED_RETRY = 120.0  # seconds from a delete that was refused to the next try, doubled after
-REFUSED_ROUND = 60.0  # seconds within which one listing per directory says what became of all refused deletes
 REFUSED_BOUND = 600.0  # seconds after which a delete that is refused again is given up
 CACHE_HOLD = 1.0  # seconds between looks whether a burst of uploads is over
 
@@ -105,7 +104,9 @@ class Writeback:
         self._closing: set[Inode] = set()
         self._refused: dict[Inode, str] = {}  # closed, but not accepted, and why; guarded by queue.lock
         self._last_delete = 0.0  # monotonic seconds; guarded by queue.lock
-        self._refused_round = -math.inf  # when its first delete was refused, monotonic seconds; guarded by queue.lock
+        self._refused_round = (
+            -math.inf
+        )  # when they were last looked for, monotonic; guarded by queue.lock
         self._undeleted: dict[str, str] = {}  # paths whose delete was given up, and why; guarded by queue.lock
         self._cache_queue = WorkQueue(clock=clock, workers=1, name="service-cache")
         self._ended = 0  # uploads that have ended; guarded by queue.lock
@@ -430,23 +431,26 @@ class Writeback:
         self._on_deleted(gone)
 
     def _delete_entry(self, entry: Entry) -> None:
+        asked = self._clock.monotonic()
         try:
             self._client.delete(entry.id, urgency=Urgency.BACKGROUND)
         except NoSuchEntry:
             log.debug("/%s was deleted already", entry.path)
         except Refused:
             # v2 refuses an unknown id like anything else: look whether it is gone (service-observed.md, "Envelopes")
-            found = self._find_entry(entry.path, self._round())
+            found = self._find_entry(entry.path, self._round(asked))
             if found is not None and found.id == entry.id:
                 raise
         log.info("deleted /%s", entry.path)
 
-    def _round(self) -> float:
-        """Since when a listing must be, to tell of a delete refused now (monotonic seconds)."""
+    def _round(self, asked: float) -> float:
+        """Since when a listing must be, to tell of a delete asked for at `asked`: the same for all of a round.
+
+        An older one would show what an earlier try, whose answer was lost, has deleted.
+        """
         with self.queue.lock:
-            now = self._clock.monotonic()
-            if now - self._refused_round > REFUSED_ROUND:
-                self._refused_round = now
+            if self._refused_round < asked:
+                self._refused_round = self._clock.monotonic()
             return self._refused_round
 
     def _give_up(self, job: Job, gone: Gone, error: str) -> bool:

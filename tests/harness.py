@@ -30,6 +30,7 @@ from cloudsimfs.overlay import is_local_name
 from cloudsimfs.sandbox import Sandbox
 
 ROOT = Path(__file__).resolve().parents[1]
+OURS = ("-m", "cloudsimfs")
 CRASHING = ROOT / "tests/crashing.py"
 CONTROL_NAMES = (".simulations", ".cloudsimfs")
 COMMAND_BOUND = 60.0  # seconds a command or a wait may take
@@ -100,10 +101,9 @@ def cloudsimfs(
     *arguments: str | Path,
     timeout: float = COMMAND_BOUND,
     env: Mapping[str, str] | None = None,
-    crash_at: str | None = None,
+    program: Sequence[str] = OURS,
 ) -> subprocess.CompletedProcess[str]:
-    """Run the command line with these arguments, to its end; what it mounts kills itself at a point of `crashing`."""
-    program = ["-m", "cloudsimfs"] if crash_at is None else [str(CRASHING), crash_at, "cloudsimfs"]
+    """Run the command line with these arguments, to its end; `program` may be one that wraps it."""
     return subprocess.run(
         [sys.executable, *program, *map(str, arguments)],
         capture_output=True,
@@ -126,13 +126,14 @@ class Mounted:
     """`cloudsimfs mount` of a sandbox on a directory of its own. Create through the `mount` fixture."""
 
     def __init__(self, box: Sandbox, directory: Path, *, api: str, key: str | None = None, **options: Any) -> None:
-        """`options` are those of the command line: `ttl=0` is `--ttl 0`, `read_only=True` is `--read-only`."""
+        """`program` wraps the command line; the other `options` are its own, `ttl=0` for `--ttl 0`."""
         self.box = box
         self.path = directory / "mnt"
         self.cache = directory / "cache"
         self.key = key or box.key
         self._log_file = directory / "mount.log"
         self.key_file = write_key(directory, self.key)
+        self._program: Sequence[str] = options.pop("program", OURS)
         self._options = {"api": api, "write_back": 0.2, **options}
         self.expects_trouble = False  # the log may hold tracebacks
         self.path.mkdir()
@@ -144,6 +145,7 @@ class Mounted:
 
     def try_start(self, *, crash_at: str | None = None) -> subprocess.CompletedProcess[str]:
         """Mount; the daemon kills itself at `crash_at`, a point of `crashing`."""
+        program = self._program if crash_at is None else [str(CRASHING), crash_at, "cloudsimfs"]
         given = {
             "url": self.box.url,
             "key_file": self.key_file,
@@ -156,7 +158,7 @@ class Mounted:
         for name, value in given.items():
             option = "--" + name.replace("_", "-")
             words += [option] if value is True else [option, str(value)]
-        return cloudsimfs("mount", self.path, *words, crash_at=crash_at)
+        return cloudsimfs("mount", self.path, *words, program=program)
 
     def option(self, **changes: Any) -> None:
         """Other options for the next start."""
