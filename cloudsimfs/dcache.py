@@ -460,13 +460,10 @@ def with_sizes(before: Mapping[str, Entry], after: Mapping[str, Entry]) -> Mappi
     """The names of a listing, with sizes that it did not tell and that were asked for before."""
     known: dict[str, Entry] = {}
     for name, entry in after.items():
-        old = None if entry.sized else before.get(name)
-        if (
-            old is not None
-            and old.sized
-            and entry.mtime_ns is not None
-            and replace(old, size=0, sized=False) == entry
-        ):
+        if entry.sized or entry.mtime_ns is None:
+            continue
+        old = before.get(name)
+        if old is not None and old.sized and replace(old, size=0, sized=False) == entry:
             known[name] = old
     return {**after, **known} if known else after
 

@@ -24,7 +24,7 @@ SCHEMA = """
 CREATE TABLE IF NOT EXISTS listing (
   path     TEXT PRIMARY KEY,               -- the directory
   asked_at REAL NOT NULL,                  -- wall seconds, from before the call
-  entries  BLOB NOT NULL                   -- zlib of JSON, [id, name, is_dir, size or null, mtime_ns or null]
+  entries  BLOB NOT NULL                   -- zlib of a JSON list of [id, name, is_dir, size or null, mtime_ns]
 ) WITHOUT ROWID;
 """
 CLEAN = 1  # the application_id of a database that was closed in order

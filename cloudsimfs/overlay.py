@@ -187,9 +187,7 @@ def inode_is_damaged(inode: Inode, entry: Entry, asked_at: float) -> bool:
     with inode.lock:
         if inode.state is not WriteState.STORED or inode.writers or entry.is_dir or entry.size == inode.size:
             return False
-        if not entry.sized:
-            return False
-        if inode.stored_ns is None or entry.mtime_ns is None:
+        if not entry.sized or inode.stored_ns is None or entry.mtime_ns is None:
             return False
         ours = abs(entry.mtime_ns - inode.stored_ns) <= CLOCK_SLACK_NS
         return ours and asked_at > inode.stored_at + LATE_UPLOADS

@@ -142,8 +142,8 @@ def test_a_mesh_needs_v2() -> None:
         (without("dirname"), FILE),
         (without("basename"), FILE),
         (without("name"), FILE),
-        (raw(size=None), Entry(17, "case/system", "controlDict", False, 0, TIME_NS)),
-        (without("size"), Entry(17, "case/system", "controlDict", False, 0, TIME_NS)),
+        (raw(size=None), Entry(17, "case/system", "controlDict", False, 0, TIME_NS, sized=False)),
+        (without("size"), Entry(17, "case/system", "controlDict", False, 0, TIME_NS, sized=False)),
         (without("timeCreated"), Entry(17, "case/system", "controlDict", False, 1234, None)),
         (raw(timeCreated="yesterday"), Entry(17, "case/system", "controlDict", False, 1234, None)),
         (
