@@ -55,6 +55,7 @@ FSYNC_STALL = 60.0  # seconds fsync(2) waits while nothing is sent
 LATE = (10.0, 20.0, 40.0, 80.0, 150.0, 300.0)
 REFUSED_RETRY = 120.0  # seconds from a delete that was refused to the next try, doubled after
 REFUSED_ROUND = 60.0  # seconds within which one listing per directory says what became of all refused deletes
+AWAITED_ROUND = 5.0  # the same if somebody waits: deletes show after a few seconds (service-observed.md)
 REFUSED_BOUND = 600.0  # seconds after which a delete that is refused again is given up
 CACHE_HOLD = 1.0  # seconds between looks whether a burst of uploads is over
 
@@ -412,7 +413,7 @@ class Writeback:
             if job.cancelled:
                 return
             try:
-                self._delete_entry(entry)
+                self._delete_entry(entry, is_awaited=job.due == 0.0)
             except Refused as error:
                 if not self._give_up(job, gone, str(error)):
                     raise
@@ -429,23 +430,23 @@ class Writeback:
             self.save_gone(gone)
         self._on_deleted(gone)
 
-    def _delete_entry(self, entry: Entry) -> None:
+    def _delete_entry(self, entry: Entry, *, is_awaited: bool) -> None:
         try:
             self._client.delete(entry.id, urgency=Urgency.BACKGROUND)
         except NoSuchEntry:
             log.debug("/%s was deleted already", entry.path)
         except Refused:
             # v2 refuses an unknown id like anything else: look whether it is gone (service-observed.md, "Envelopes")
-            found = self._find_entry(entry.path, self._round())
+            found = self._find_entry(entry.path, self._round(AWAITED_ROUND if is_awaited else REFUSED_ROUND))
             if found is not None and found.id == entry.id:
                 raise
         log.info("deleted /%s", entry.path)
 
-    def _round(self) -> float:
+    def _round(self, length: float) -> float:
         """Since when a listing must be, to tell of a delete refused now (monotonic seconds)."""
         with self.queue.lock:
             now = self._clock.monotonic()
-            if now - self._refused_round > REFUSED_ROUND:
+            if now - self._refused_round > length:
                 self._refused_round = now
             return self._refused_round
 
