@@ -39,7 +39,7 @@ def rename(tree: Tree, old: str, new: str, *, replace_target: bool = True) -> No
         if tree.measure(old):
             source = tree.lookup(old)
         above = tree.listing(paths.parent(old))
-        with tree.lock, tree.journal.transaction():
+        with tree.changing(old):
             inode = tree.inode_of(old, source)
             gone = _move_file(tree, inode, new, target)
             if gone is not None:
@@ -127,7 +127,7 @@ def _rename_folder(tree: Tree, old: str, new: str, source: Node) -> None:
     """File by file here, one folder delete on the service when all are stored under the new name."""
     folders, files = _subtree(tree, old, source)
     above = tree.listing(paths.parent(old))
-    with tree.lock, tree.journal.transaction():
+    with tree.changing(old):
         inodes = [tree.inode_of(path, node) for path, node in files]  # may raise: before anything is changed
         for path, _ in folders:
             tree.claim_name(paths.rebase(path, old, new), folder=True)

@@ -354,7 +354,10 @@ class Tree:
 
     @contextmanager
     def changing(self, path: str) -> Iterator[None]:
-        """One step that makes or removes a name, in one transaction; if that fails, the name is as it was."""
+        """One step that makes or removes a name, in one transaction; if that fails, the name is as it was.
+
+        A renamed file has both names then, if the old one is stored.
+        """
         with self.lock:
             before = self.overlay.get(path)
             try:
@@ -368,7 +371,7 @@ class Tree:
         left = self.overlay.pop(path)
         if isinstance(left, Gone) and left is not before:
             self.writeback.undelete(left)
-        if before is None:
+        if before is None or (isinstance(before, Inode) and before.path != path):
             return
         self.overlay.put(path, before)
         if isinstance(before, Inode) and before.unlinked:

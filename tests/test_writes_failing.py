@@ -192,3 +192,18 @@ def test_after_a_failed_fsync_the_bytes_are_written_anew(files: Any, monkeypatch
     files.handles.fsync(fh)
     assert written == [(b"bytes", 0)]
     files.handles.release(fh)
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_a_rename_that_failed_deletes_nothing(box: Sandbox, files: Any, is_open: bool) -> None:
+    box.put("f", b"bytes")
+    reader = files.handles.open("f", os.O_RDONLY) if is_open else None
+    unwritable(files, yes=True)
+    with pytest.raises(CloudsimfsError):
+        rename(files.tree, "f", "g")
+    unwritable(files, yes=False)
+    assert files.tree.getattr("f").size == 5
+    files.writeback.drain(timeout=10)
+    assert box.files()["f"] == b"bytes"
+    if reader is not None:
+        files.handles.release(reader)
