@@ -237,7 +237,9 @@ class DCache:
             if self._offline:
                 raise Unreachable("the mount is offline (--offline)")
             if since is None:
-                everything = self._walks.wants_everything(path, self._folders_beside(path))
+                everything = self._walks.wants_everything(
+                    path, self._folders_beside(path), paged=self._client.version == "v2"
+                )
             else:
                 everything = self._client.version == "v2" and self._walks.may_list_everything()
             if everything:
@@ -379,7 +381,7 @@ class DCache:
                 directory, name = paths.split(path)
                 folders.setdefault(directory, {}).setdefault(name, Entry(0, directory, name, is_dir=True))
                 path = directory
-        self._walks.took_everything(self._clock.monotonic() - asked_at)
+        self._walks.took_everything(self._clock.monotonic() - asked_at, len(entries))
         for path, names in folders.items():
             self._put(path, Listing(names, asked_at))
 

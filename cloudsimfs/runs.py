@@ -41,6 +41,8 @@ LIST = 0  # what a call in flight is for: the list, else the id of a run
 GRACE = 2.0  # seconds a reader waits for a renewal before what is known is served
 HOLD = 5.0  # seconds what could not be renewed serves before the service is asked again
 STRETCH = 10.0  # times the TTL when no calls are left
+SHARE = 0.25  # of the calls left, once more than half are spent, that looking would take until the hour turns
+OLDEST = 600.0  # seconds; how old a list that could be renewed may get because of that
 WHOLE_LIST = 24 * 3600.0  # seconds between lists of all pages, which see deleted runs go
 CALLERS = 4  # calls at the same time
 NEVER, WHOLE = -math.inf, math.inf  # when a log was asked for: not yet; and it grows no more
@@ -112,7 +114,7 @@ class Runs:
 
     def recent(self) -> Mapping[int, Simulation]:
         """The same, never older than `ttl`, even with the last calls. Raises the ServiceError of the call."""
-        if not self._is_fresh(self.listed_at):
+        if self._clock.monotonic() - self.listed_at >= self._ttl:
             self._fresh()
         return self.known() or {}
 
@@ -123,7 +125,9 @@ class Runs:
 
     def get(self, run_id: int) -> Simulation:
         """Raises NotFound."""
-        run = self.all().get(run_id)
+        run = (self.known() or {}).get(run_id)
+        if run is None or not self._is_fresh(self.log_at(run_id)):  # the log comes with all the rest of the run
+            run = self.all().get(run_id)
         if run is None:
             raise _no_run(run_id)
         return run
@@ -141,7 +145,12 @@ class Runs:
 
     def _is_fresh(self, at: float) -> bool:
         age = self._clock.monotonic() - at
-        return age < self._ttl or age < self._ttl * self._client.budget.stretch(STRETCH)
+        if age < self._ttl:
+            return True
+        budget = self._client.budget
+        if budget.stretch(STRETCH) == 1.0:
+            return False
+        return age < min(OLDEST, max(self._ttl * budget.stretch(STRETCH), budget.pace(SHARE)))
 
     def _fresh(self) -> None:
         """A list asked for from now on, with the last calls of the hour if need be."""

@@ -118,6 +118,10 @@ class Tree:
             if item is None and not self.overlay.implies(directory):
                 raise
             return Listing({}, 0.0)  # made here, and the service does not show it yet
+        except ServiceError:
+            if not (isinstance(item, Inode) and item.is_dir and item.entry is not None and not item.entry.id):
+                raise
+            return Listing({}, 0.0)  # made here, and no listing has ever shown it: what is here is all that is known
         with self.lock:
             if self._seen.get(directory) != listing.asked_at:
                 self._seen[directory] = listing.asked_at

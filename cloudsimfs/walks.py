@@ -20,6 +20,7 @@ GAP = 1.0  # seconds between reading a directory and asking for one inside; a pe
 WINDOW = 8  # listings fetched ahead of a walker
 PAUSE = 10.0  # seconds in which everything is not fetched twice
 SLOW = 5.0  # seconds; an all-entries call that took longer is made for long walks only
+LARGE = 20_000  # entries; the same for one that brought more
 LONG_WALK = 20  # folders
 STROLL, STROLL_TIME = 3, 60.0  # so many listings asked for in so many seconds
 
@@ -33,7 +34,7 @@ class Walks:
         self._bulk = bulk
         self._missed_at: deque[float] = deque(maxlen=STROLL)  # when listings were asked for, monotonic seconds
         self._read_at: dict[str, float] = {}  # when a directory was last read, monotonic seconds
-        self._took = 0.0  # seconds of the last all-entries call
+        self._dear = False  # whether the last all-entries call took long
         self._taken_at: float | None = None
 
     def was_read(self, path: str) -> None:
@@ -51,26 +52,30 @@ class Walks:
         at = None if path == paths.ROOT else self._read_at.get(paths.parent(path))
         return at is not None and self._clock.monotonic() - at < GAP
 
-    def wants_everything(self, path: str, siblings: Sequence[str]) -> bool:
-        """Whether to answer this miss by listing everything; `siblings` are the folders beside it."""
+    def wants_everything(self, path: str, siblings: Sequence[str], *, paged: bool) -> bool:
+        """Whether to answer this miss by listing everything; `siblings` are the folders beside it.
+
+        `paged`: a listing costs several calls (v2), so that the one call is cheaper also for one folder.
+        """
         with self._lock:
             now = self._clock.monotonic()
             self._missed_at.append(now)
-            strolls = len(self._missed_at) == STROLL and now - self._missed_at[0] < STROLL_TIME and self._took <= SLOW
-            if not self._bulk or not (strolls or self._is_walked(path)):
+            if not self._bulk or (self._taken_at is not None and now - self._taken_at < PAUSE):
                 return False
-            if self._taken_at is not None and self._clock.monotonic() - self._taken_at < PAUSE:
-                return False
-            return strolls or len(siblings) >= (LONG_WALK if self._took > SLOW else 2)
+            if self._dear:
+                return self._is_walked(path) and len(siblings) >= LONG_WALK
+            strolls = len(self._missed_at) == STROLL and now - self._missed_at[0] < STROLL_TIME
+            known_to_be_cheap = self._taken_at is not None
+            return strolls or (paged and known_to_be_cheap) or (self._is_walked(path) and len(siblings) >= 2)
 
     def may_list_everything(self) -> bool:
         """Whether that is a quick call, so that it may stand for several pages or folders."""
         with self._lock:
-            return self._bulk and self._took <= SLOW
+            return self._bulk and not self._dear
 
-    def took_everything(self, seconds: float) -> None:
+    def took_everything(self, seconds: float, entries: int) -> None:
         with self._lock:
-            self._took, self._taken_at = seconds, self._clock.monotonic()
+            self._dear, self._taken_at = seconds > SLOW or entries > LARGE, self._clock.monotonic()
 
     def failed(self, *, for_good: bool) -> None:
         """The all-entries call was not answered; `for_good`: the service does not offer it."""

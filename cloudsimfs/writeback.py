@@ -104,9 +104,7 @@ class Writeback:
         self._closing: set[Inode] = set()
         self._refused: dict[Inode, str] = {}  # closed, but not accepted, and why; guarded by queue.lock
         self._last_delete = 0.0  # monotonic seconds; guarded by queue.lock
-        self._refused_round = (
-            -math.inf
-        )  # when they were last looked for, monotonic; guarded by queue.lock
+        self._refused_round = -math.inf  # when they were last looked for, monotonic; guarded by queue.lock
         self._undeleted: dict[str, str] = {}  # paths whose delete was given up, and why; guarded by queue.lock
         self._cache_queue = WorkQueue(clock=clock, workers=1, name="service-cache")
         self._ended = 0  # uploads that have ended; guarded by queue.lock

@@ -324,10 +324,11 @@ FAULTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_failed_listing_removes_no_name(rig: Rig, fault: str) -> None:
+def test_a_failed_listing_removes_no_name(rigs: Callable[..., Rig], box: Sandbox, fault: str) -> None:
+    box.populate(TREE)
+    rig = rigs(bulk=False)  # else what is unknown below would be known by now
     before = {path: rig.names(path) for path in ("", "d", "d/e")}
     rig.clock.advance(TTL + 1)
-    box = rig.box
     box.remove("d/x")
     box.faults.add("list*", **FAULTS[fault])
     for path, names in before.items():
@@ -400,7 +401,9 @@ def test_listings_survive_and_keep_their_age(rig: Rig, rigs: Callable[..., Rig])
     assert later.calls(lambda: later.names("d")) > 0
 
 
-def test_offline_answers_from_disk_however_old(rig: Rig, rigs: Callable[..., Rig]) -> None:
+def test_offline_answers_from_disk_however_old(rigs: Callable[..., Rig], box: Sandbox) -> None:
+    box.populate(TREE)
+    rig = rigs(bulk=False)
     rig.names("d/e")
     rig.close()
     offline = rigs(offline=True)
@@ -513,7 +516,7 @@ class Walker:
         """Whether everything is wanted by who reads a folder and, later, one of so many inside it."""
         self.walks.was_read("top")
         self.clock.advance(after)
-        return self.walks.wants_everything("top/0", [f"top/{number}" for number in range(siblings)])
+        return self.walks.wants_everything("top/0", [f"top/{number}" for number in range(siblings)], paged=False)
 
 
 def test_a_walker_is_told_from_a_person() -> None:
@@ -521,13 +524,15 @@ def test_a_walker_is_told_from_a_person() -> None:
     assert Walker().steps_in(after=GAP / 2)
     assert not Walker().steps_in(after=GAP * 1.5)
     assert not Walker().steps_in(siblings=1), "one call either way"
-    assert not Walker().walks.wants_everything("", []), "the root has nothing above it"
-    assert not Walker().walks.wants_everything("top/0", ["top/0", "top/1"]), "nobody has read the folder above"
+    assert not Walker().walks.wants_everything("", [], paged=False), "the root has nothing above it"
+    assert not Walker().walks.wants_everything("top/0", ["top/0", "top/1"], paged=False), (
+        "nobody has read the folder above"
+    )
 
 
 def test_everything_is_not_fetched_twice_in_a_short_time() -> None:
     walker = Walker()
-    walker.walks.took_everything(0.5)
+    walker.walks.took_everything(0.5, 10)
     assert not walker.steps_in()
     walker.clock.advance(PAUSE)
     assert walker.steps_in()
@@ -535,7 +540,7 @@ def test_everything_is_not_fetched_twice_in_a_short_time() -> None:
 
 def test_a_slow_all_entries_call_is_for_long_walks() -> None:
     walker = Walker()
-    walker.walks.took_everything(SLOW + 1)
+    walker.walks.took_everything(SLOW + 1, 10)
     walker.clock.advance(PAUSE)
     assert not walker.steps_in(siblings=LONG_WALK - 1)
     assert walker.steps_in(siblings=LONG_WALK)
@@ -576,3 +581,18 @@ def test_a_long_walk_stays_a_walk() -> None:
             walker.walks.was_read(path)
     walker.clock.advance(GAP * 1.5)
     assert walker.walks.ahead("top/5", siblings, []) == []
+
+
+@pytest.mark.parametrize("api", ["v1"])
+def test_going_from_folder_to_folder_costs_three_calls(rigs: Callable[..., Rig], box: Sandbox) -> None:
+    """A person is no walker; the third listing within a minute is everything all the same."""
+    box.populate(WIDE)
+    rig = rigs()
+
+    def stroll() -> None:
+        for number in range(10):
+            assert rig.names(f"d{number}") == ["e"]
+            rig.clock.advance(GAP * 3)
+
+    assert rig.calls(stroll) == 3
+    assert len(box.calls.entries("list-all")) == 1

@@ -139,7 +139,7 @@ def test_an_unknown_account_is_not_mounted_on_a_dead_network(box: Sandbox, mount
     assert not m.is_mounted()
 
 
-@pytest.mark.parametrize("api", ["v1"])
+@pytest.mark.parametrize("api", ["v2"])
 def test_the_network_dies_while_mounted_and_comes_back(box: Sandbox, mount: MountFactory) -> None:
     box.populate(TREE)
     m = mount(ttl=0)

@@ -183,9 +183,12 @@ def test_a_spent_budget_is_edquot_and_keeps_a_reserve(box: Sandbox, mount: Mount
     box.settings.pending_seconds = 3600.0
     run_id = pending(box, "case")
     box.populate(SHORT)
-    sims = Simulations(mount(calls_per_hour=20, run_ttl=0))
+    m = mount(calls_per_hour=20, run_ttl=0)
+    sims = Simulations(m)
+    sims.read("runs")
     for _ in range(30):
-        sims.read("runs")  # what is known, when nothing is left
+        (m.path / ".cloudsimfs/refresh").write_text("/")
+        assert os.listdir(m.path) == ["case"], "what is known, when nothing is left"
     wait_until(lambda: "remaining 0\n" in sims.read("budget"), "the calls are spent")
     assert sims.write(f"{run_id}/stop", "hard") == 0, "commands have the reserve"
     for _ in range(6):

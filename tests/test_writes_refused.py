@@ -69,8 +69,7 @@ def test_refused_deletes_do_not_cost_the_hours_calls(box: Sandbox, files: _Files
     wait_until(lambda: all(job.error for job in files.writeback.pending()), "all have been tried")
     counts = box.calls.counts()
     assert counts["delete"] == 10
-    rounds = 2  # of eight workers
-    assert counts["list"] + counts["list-all"] <= rounds * 2  # a page, and the empty one after it
+    assert counts["list"] + counts["list-all"] < 10, "one look answers for several"
     assert all(job.due - clock.monotonic() > 50 for job in files.writeback.pending()), "again in minutes"
     assert names(files) == ["kept"]
     box.faults.clear()
