@@ -117,17 +117,17 @@ def _entomb_folder(tree: Tree, path: str, entry: Entry, *, empty: bool) -> None:
     after: set[Inode] = set()
     for below, item in tree.overlay.below(path):
         if isinstance(item, Gone) and not item.done:
-            tree.writeback.undelete(item)  # one that has begun may never end: it is asked for again
+            tree.writeback.deletes.call_off(item)  # one that has begun may never end: it is asked for again
             gone.below += item.below if item.is_dir else [item.entry or unknown_file(below)]
             after |= item.after
             tree.overlay.pop(below)
             tree.journal.drop_gone(below)
     tree.overlay.put(path, gone)
     if gone.below or (empty and entry.id):
-        tree.writeback.delete(gone, after=after)
+        tree.writeback.deletes.add(gone, after=after)
     else:  # its files were deleted one by one: the service has no empty folders
         gone.finish(tree.monotonic())
-        tree.writeback.save_gone(gone)
+        tree.writeback.deletes.save(gone)
 
 
 def unknown_file(path: str) -> Entry:

@@ -258,7 +258,7 @@ class Handles:
         if inode.change() or leaves_closed:
             if was_clean:
                 self._datacache.disown(inode.content)
-                self._writeback.add_source(inode.content)
+                self._writeback.sources.add(inode.content)
             inode.since_ns = self._tree.now_ns()
             self._writeback.changed(inode)
         inode.attr.mtime_ns = self._tree.now_ns()

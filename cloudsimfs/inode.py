@@ -12,7 +12,7 @@ Write states, all of them, and the only moves there are (`Inode.move` refuses an
                         +-- change (from QUEUED, UPLOADING, STORED): generation + 1, an upload is called off
 
 Locks: `Inode.lock` protects the inode's mutable fields and may be held over local disk I/O, never over a
-service call. Order: Tree.lock > Inode.lock > Content.lock > Writeback.lock > Journal.lock.
+service call. Order: Tree.lock > Inode.lock > Content.lock > WorkQueue.lock > Journal.lock.
 """
 
 from __future__ import annotations
@@ -186,11 +186,11 @@ class Gone:
         self.is_dir = is_dir
         # Monotonic seconds: only a listing asked for later knows what is stored (if `entry` is None).
         self.since: float | None = None
-        self.after: set[Inode] = set()  # guarded by Writeback.lock
+        self.after: set[Inode] = set()  # guarded by WorkQueue.lock
         self.below: list[Entry] = []
-        self.done = False  # guarded by Writeback.lock; the service has acknowledged the delete
+        self.done = False  # guarded by WorkQueue.lock; the service has acknowledged the delete
         self.done_at = math.inf  # monotonic seconds of that, or of the replay
-        self.looks = 0  # how often what was uploaded there was looked for in vain; guarded by Writeback.lock
+        self.looks = 0  # how often what was uploaded there was looked for in vain; guarded by WorkQueue.lock
         self.refused_at = math.inf  # when the service first refused to delete it, monotonic seconds
         self.others_stay = False  # a folder's delete left it standing, with what others have put there
 

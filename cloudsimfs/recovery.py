@@ -115,7 +115,7 @@ class Recovery:
         if target is not None and target.is_dir:
             raise IsDirectory(f"/{row.path} is a folder now; `cloudsimfs recover --save DIR` copies the file out")
         content, tree = self._content(row), self._tree
-        tree.writeback.add_source(content)
+        tree.writeback.sources.add(content)
         with tree.lock, tree.journal.transaction():
             now = tree.now_ns()
             inode = Inode(row.path, is_dir=False, entry=None, attr=LocalAttr(fresh_ino(), mtime_ns=now))

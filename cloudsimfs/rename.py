@@ -87,7 +87,7 @@ def _move_file(tree: Tree, inode: Inode, new: str, target: Node | None) -> Gone 
         content = tree.content_of(inode)
         tree.datacache.disown(content)
         if not paths.name(new).startswith(HIDDEN_PREFIX):
-            tree.writeback.add_source(content)
+            tree.writeback.sources.add(content)
         before = tree.attr(old, inode)
         inode.attr = replace(inode.attr, ino=before.ino, mtime_ns=before.mtime_ns, version=None)
         was_open_dirty = inode.state is WriteState.DIRTY
@@ -107,7 +107,7 @@ def _move_file(tree: Tree, inode: Inode, new: str, target: Node | None) -> Gone 
             inode.move("close")
             tree.writeback.enqueue(inode)
         if inode.local_only:
-            tree.writeback.release_deletes(inode)  # no upload will come
+            tree.writeback.deletes.release(inode)  # no upload will come
     return gone
 
 

@@ -66,11 +66,11 @@ def _replay_file(tree: Tree, row: FileRow) -> Inode:
     inode.in_doubt = row.uploaded and row.state == "closed"
     inode.restore(row.state, row.bytes.size)
     inode.stored_at = tree.monotonic()
-    tree.writeback.add_source(inode.content)
+    tree.writeback.sources.add(inode.content)
     if row.state == "closed":
         tree.writeback.enqueue(inode)
     else:
-        tree.writeback.service_cache_is_stale()  # the mount may have died before it told the service
+        tree.writeback.service_cache.went_stale()  # the mount may have died before it told the service
     return inode
 
 
@@ -80,7 +80,7 @@ def _replay_draft(tree: Tree, row: DraftRow) -> Inode:
     inode.content = tree.datacache.restore(replace(row.bytes, size=size))
     inode.since_ns = row.since_ns
     inode.state = WriteState.DIRTY
-    tree.writeback.add_source(inode.content)
+    tree.writeback.sources.add(inode.content)
     log.warning("/%s was open for writing when the mount ended: kept here, not uploaded", row.path)
     return inode
 
@@ -139,6 +139,6 @@ def _replay_gone(tree: Tree, row: GoneRow, inodes: dict[int, Inode]) -> None:
         tree.overlay.put(gone.path, gone)
     if not gone.done:
         if gone.entry is None or not all(entry.id for entry in (gone.entry, *gone.below)):
-            tree.writeback.service_cache_is_stale()  # what is to be found by listing may have been stored lately
+            tree.writeback.service_cache.went_stale()  # what is to be found by listing may have been stored lately
         waits = [inodes[ino] for ino in row.after if ino in inodes]
-        tree.writeback.delete(gone, after=[inode for inode in waits if not inode.is_stored])
+        tree.writeback.deletes.add(gone, after=[inode for inode in waits if not inode.is_stored])

@@ -56,7 +56,9 @@ class Report:
             "uploads": self._uploads(jobs),
             "last_error": self._last_error(),
             "conflicts": [asdict(conflict) for conflict in self._conflicts.found()],
-            "undeleted": [{"path": path, "error": error} for path, error in self._writeback.undeleted().items()],
+            "undeleted": [
+                {"path": path, "error": error} for path, error in self._writeback.deletes.given_up().items()
+            ],
             "recover": [draft.path for draft in self._recovery.drafts()],
             "cache": {"directory": str(self._config.cache_dir), "used": used, "limit": limit},
             "open_files": self._handles.count,
@@ -98,7 +100,7 @@ class Report:
         ]
         lines += [
             f"undeleted /{path} is shown again, since the service does not delete it: {error}"
-            for path, error in list(self._writeback.undeleted().items())[:MOST_LINES]
+            for path, error in list(self._writeback.deletes.given_up().items())[:MOST_LINES]
         ]
         lines += [
             f"conflict  /{conflict.path} was changed on the service too; yours is /{conflict.ours}"

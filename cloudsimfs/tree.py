@@ -374,7 +374,7 @@ class Tree:
     def _put_back(self, path: str, before: Item | None) -> None:
         left = self.overlay.pop(path)
         if isinstance(left, Gone) and left is not before:
-            self.writeback.undelete(left)
+            self.writeback.deletes.call_off(left)
         if before is None or (isinstance(before, Inode) and before.path != path):
             return
         self.overlay.put(path, before)
@@ -400,7 +400,7 @@ class Tree:
     def entomb(self, gone: Gone, *, after: Iterable[Inode] = ()) -> None:
         """Hide a name and have it deleted on the service."""
         self.overlay.put(gone.path, gone)
-        self.writeback.delete(gone, after=after)
+        self.writeback.deletes.add(gone, after=after)
 
     def tombstone(self, inode: Inode) -> Gone | None:
         """What the inode's name needs when the inode leaves it; its upload is called off.
@@ -428,7 +428,7 @@ class Tree:
         self.overlay.pop(path)
         if folder and not gone.is_dir:
             return None, False
-        begun = not self.writeback.undelete(gone)
+        begun = not self.writeback.deletes.call_off(gone)
         self.journal.drop_gone(path)
         self._hide_files(gone)
         if gone.is_dir:
@@ -442,7 +442,7 @@ class Tree:
             if gone.done:
                 removed.finish(self.monotonic())
                 self.overlay.put(entry.path, removed)
-                self.writeback.save_gone(removed)
+                self.writeback.deletes.save(removed)
             else:
                 self.entomb(removed, after=gone.after)
             self._hide_folders(entry.path, below=gone.path)
@@ -454,7 +454,7 @@ class Tree:
             gone = Gone(folder, unknown_folder(folder), is_dir=True)
             gone.finish(self.monotonic())
             self.overlay.put(folder, gone)
-            self.writeback.save_gone(gone)
+            self.writeback.deletes.save(gone)
             folder = paths.parent(folder)
 
     def detach(self, inode: Inode) -> None:

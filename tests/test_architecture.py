@@ -35,7 +35,7 @@ LAYERS = [
     {"virtual", "runstore", "lookups", "runs", "pictures", "poller"},
     {"journal", "overlay", "dcache"},
     {"datacache"},
-    {"syncer"},
+    {"syncer", "sources", "servicecache", "deletes"},
     {"writeback"},
     {"tree"},
     {"changes", "replay", "handles", "conflicts"},

@@ -10,7 +10,7 @@ from typing import Literal
 import pytest
 from harness import wait_until
 
-from cloudsimfs import changes, writeback
+from cloudsimfs import changes, deletes
 from cloudsimfs.clock import SystemClock
 from cloudsimfs.config import Config
 from cloudsimfs.errors import TryAgain
@@ -39,7 +39,7 @@ def files(
     box: Sandbox, tmp_path: Path, clock: MovingClock, api: Literal["v1", "v2"], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[_Files]:
     """The storage side of a mount without a kernel above it."""
-    monkeypatch.setattr(writeback, "DELETE_HOLD", 0.2)
+    monkeypatch.setattr(deletes, "HOLD", 0.2)
     stop = threading.Event()
     client = connect(base_url=box.url, key=box.key, api=api, stop=stop)
     config = Config(box.url, Credentials(None, box.key), tmp_path / "cache", api=api, write_back=0.0)
@@ -94,12 +94,12 @@ def test_a_delete_that_stays_refused_is_given_up(box: Sandbox, files: _Files, cl
     files.writeback.drain(timeout=10)
     assert names(files) == ["d", "f"]
     assert [name for name, _ in files.tree.readdir("d")] == ["x"]
-    assert sorted(files.writeback.undeleted()) == ["d", "f"]
+    assert sorted(files.writeback.deletes.given_up()) == ["d", "f"]
     assert list(files.journal.gone()) == []
     box.faults.remove(fault)
     changes.unlink(files.tree, "f")
     files.writeback.drain(timeout=10)
-    assert (box.paths(), list(files.writeback.undeleted())) == (["d/x"], ["d"])
+    assert (box.paths(), list(files.writeback.deletes.given_up())) == (["d/x"], ["d"])
 
 
 @pytest.mark.parametrize("api", ["v2"])

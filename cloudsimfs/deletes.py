@@ -1,0 +1,233 @@
+"""Pending deletes: when the service is asked to delete what a tombstone names, and what is done if it will not.
+
+  * a delete is held back, so that those of a whole folder can become one;
+  * a rename's delete waits until what was renamed is stored (`Gone.after`);
+  * what was uploaded and is not listed yet is looked for again, later and later (v1);
+  * a refused one is tried again, minutes apart, and given up in the end: the name is shown again.
+
+Threading: the jobs run in the queue of the uploads, so that deletes and uploads of a path come one after the other.
+Locks: that queue's lock (`WorkQueue.lock`, re-entrant) protects the tables here and the fields of `Gone` marked so.
+It comes after Inode.lock and before Journal.lock; callers may hold an inode's lock, jobs hold none when they ask the
+service or call back.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Mapping
+
+from cloudsimfs import paths
+from cloudsimfs.clock import Clock
+from cloudsimfs.errors import NoSuchEntry, Refused
+from cloudsimfs.inode import Gone, Inode
+from cloudsimfs.journal import Journal
+from cloudsimfs.rows import GoneRow
+from cloudsimfs.service import Client, Urgency
+from cloudsimfs.service.model import Entry
+from cloudsimfs.servicecache import ServiceCache
+from cloudsimfs.sources import Sources
+from cloudsimfs.workqueue import Job, WorkQueue
+
+log = logging.getLogger(__name__)
+
+HOLD = 2.0  # seconds a delete is held back
+# Seconds between looks for what was uploaded, removed, and is not listed yet (v1): ten minutes in all.
+LATE = (10.0, 20.0, 40.0, 80.0, 150.0, 300.0)
+REFUSED_RETRY = 120.0  # seconds from a delete that was refused to the next try, doubled after
+REFUSED_BOUND = 600.0  # seconds after which a delete that is refused again is given up
+
+
+class Deletes:
+    """The functions are called with no lock held. `on_kept` is told of a delete that was given up. `find_entry(path,
+    since)` looks for what is stored under a path in a listing asked for after `since` (monotonic seconds);
+    `may_delete_folder` says whether a folder holds nothing but what was deleted here.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        journal: Journal,
+        queue: WorkQueue,
+        service_cache: ServiceCache,
+        sources: Sources,
+        *,
+        clock: Clock,
+        on_deleted: Callable[[Gone], None],
+        on_kept: Callable[[Gone], None],
+        find_entry: Callable[[str, float], Entry | None],
+        may_delete_folder: Callable[[Gone, float | None], bool],
+    ) -> None:
+        self._client = client
+        self._journal = journal
+        self._queue = queue
+        self._service_cache = service_cache
+        self._sources = sources
+        self._clock = clock
+        self._on_deleted = on_deleted
+        self._on_kept = on_kept
+        self._find_entry = find_entry
+        self._may_delete_folder = may_delete_folder
+        self._jobs: dict[Gone, Job] = {}  # guarded by the queue's lock
+        self._last = 0.0  # when one was last asked for, monotonic seconds; guarded by the queue's lock
+        # When refused ones were last looked for, monotonic seconds; guarded by the queue's lock.
+        self._refused_round = -math.inf
+        self._given_up: dict[str, str] = {}  # paths, and why; guarded by the queue's lock
+
+    # -- what is asked for -------------------------------------------------------------------------------
+
+    def add(self, gone: Gone, *, after: Iterable[Inode] = ()) -> None:
+        """Delete what the tombstone names, once all of `after` is stored or removed, and journal that."""
+        with self._queue.lock:
+            gone.after = set(after)
+            self.save(gone)
+            self._last = self._clock.monotonic()
+            self._given_up.pop(gone.path, None)
+            job = Job("delete", gone.path, lambda job: self._run(job, gone), whole_folder=gone.is_dir)
+            job.held = bool(gone.after)
+            self._jobs[gone] = job
+        self._journal.after_commit(lambda: self._put(gone, job))  # never what the journal could not take
+
+    def _put(self, gone: Gone, job: Job) -> None:
+        with self._queue.lock:
+            if self._jobs.get(gone) is job:  # else it was called off in the same transaction
+                self._queue.put(job, delay=HOLD)
+
+    def save(self, gone: Gone) -> None:
+        """Journal the tombstone as it is."""
+        after = tuple(inode.attr.ino or 0 for inode in gone.after)
+        row = GoneRow(gone.path, gone.entry, gone.is_dir, tuple(gone.below), after, gone.done)
+        self._journal.save_gone(row)
+
+    def call_off(self, gone: Gone) -> bool:
+        """The name is wanted again. False if that may be too late: its delete had begun, or is done."""
+        with self._queue.lock:
+            job = self._jobs.pop(gone, None)
+            return job is not None and self._queue.cancel(job)
+
+    def release(self, inode: Inode) -> None:
+        """The inode is stored, or will never be: deletes need not wait for it any longer."""
+        with self._queue.lock:
+            for gone, job in self._jobs.items():
+                if inode in gone.after:
+                    gone.after.discard(inode)
+                    if not gone.after:  # till then the row may name what is stored: replay does not wait for that
+                        self._queue.release(job)  # also if the disk is full
+                        self.save(gone)
+
+    def awaited(self, folder: str, uploads: Mapping[Inode, Job]) -> set[Job]:
+        """The deletes a drain of `folder` waits for, and those of `uploads` they wait for themselves.
+
+        A delete that waits for what will not be uploaded now (an open file), or to be listed, is not one of them.
+        """
+        needed: set[Job] = set()
+        with self._queue.lock:
+            for gone, job in self._jobs.items():
+                if paths.is_below(gone.path, folder):
+                    waits_for = [uploads[inode] for inode in gone.after if inode in uploads]
+                    needed.update(waits_for)
+                    if (waits_for or not job.held) and not gone.looks:
+                        needed.add(job)
+        return needed
+
+    def given_up(self) -> dict[str, str]:
+        """What the service refused to delete, by path, and why; it is shown again."""
+        with self._queue.lock:
+            return dict(self._given_up)
+
+    # -- one delete --------------------------------------------------------------------------------------
+
+    def _run(self, job: Job, gone: Gone) -> None:
+        with self._queue.lock:
+            quiet = self._clock.monotonic() - self._last
+            if quiet < HOLD and job.due != 0.0:  # a burst goes on, and nobody waits
+                job.again = HOLD - quiet
+                return
+        entries = self._what_to_delete(gone)
+        lags = self._client.version == "v1"  # v2's listings show all once the service was told
+        for entry in entries:
+            self._sources.complete(entry.path, folder=entry.is_dir)
+            if job.cancelled:
+                return
+            try:
+                self._delete_entry(entry)
+            except Refused as error:
+                if not self._give_up(job, gone, str(error)):
+                    raise
+                return
+        with self._queue.lock:
+            if job.cancelled:
+                return
+            if not entries and lags and gone.looks < len(LATE):
+                job.again, gone.since = LATE[gone.looks], None  # it may have been uploaded and not be listed yet
+                gone.looks += 1
+                return
+            gone.finish(self._clock.monotonic())
+            self._jobs.pop(gone, None)
+            self.save(gone)
+        self._on_deleted(gone)
+
+    def _delete_entry(self, entry: Entry) -> None:
+        asked = self._clock.monotonic()
+        try:
+            self._client.delete(entry.id, urgency=Urgency.BACKGROUND)
+        except NoSuchEntry:
+            log.debug("/%s was deleted already", entry.path)
+        except Refused:
+            # v2 refuses an unknown id like anything else: look whether it is gone (service-observed.md, "Envelopes")
+            found = self._find_entry(entry.path, self._round(asked))
+            if found is not None and found.id == entry.id:
+                raise
+        log.info("deleted /%s", entry.path)
+
+    def _round(self, asked: float) -> float:
+        """Since when a listing must be, to tell of a delete asked for at `asked`: the same for all of a round.
+
+        An older one would show what an earlier try, whose answer was lost, has deleted.
+        """
+        with self._queue.lock:
+            if self._refused_round < asked:
+                self._refused_round = self._clock.monotonic()
+            return self._refused_round
+
+    def _give_up(self, job: Job, gone: Gone, error: str) -> bool:
+        """A delete was refused. True if that has gone on for long enough: then the name is shown again."""
+        now = self._clock.monotonic()
+        job.first_pause = REFUSED_RETRY
+        gone.refused_at = min(gone.refused_at, now)
+        if now - gone.refused_at < REFUSED_BOUND:
+            return False
+        with self._queue.lock:
+            if job.cancelled:
+                return True
+            self._jobs.pop(gone, None)
+            self._given_up[gone.path] = error
+        log.error("/%s is not deleted, and is shown again: %s", gone.path, error)
+        self._on_kept(gone)
+        return True
+
+    def _what_to_delete(self, gone: Gone) -> list[Entry]:
+        """The entries whose delete makes the tombstone true."""
+        known = gone.entry is not None and gone.entry.id
+        if known and not gone.is_dir and gone.entry is not None:
+            return [gone.entry]
+        # An upload has reached the service, or may have before it was called off: look.
+        self._service_cache.tell()
+        started = self._clock.monotonic() if gone.since is None else gone.since
+        since = max(started, self._service_cache.told_at)
+        if not known:
+            gone.entry = self._find_removed(gone.path, since, is_dir=gone.is_dir)
+        if gone.entry is None:
+            return []
+        # a rename's uploads took their time; else the listings the removal itself was based on will do
+        ids_known = gone.since is None and all(entry.id for entry in gone.below)
+        if not gone.is_dir or self._may_delete_folder(gone, None if ids_known else since):
+            return [gone.entry]
+        gone.others_stay = True  # only ours go
+        found = (entry if entry.id else self._find_removed(entry.path, since, is_dir=False) for entry in gone.below)
+        return [entry for entry in found if entry is not None]
+
+    def _find_removed(self, path: str, since: float, *, is_dir: bool) -> Entry | None:
+        """What is stored under a removed name; a folder that has taken a file's name since is none of it."""
+        found = self._find_entry(path, since)
+        return found if found is not None and found.is_dir == is_dir else None

@@ -1,0 +1,47 @@
+"""Which contents still fetch from a path: before it is overwritten or deleted, each is completed.
+
+Lock: `_lock` protects the table and is a leaf; nothing is fetched under it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from cloudsimfs import paths
+from cloudsimfs.content import Content
+from cloudsimfs.errors import Stale
+
+log = logging.getLogger(__name__)
+
+
+class Sources:
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._contents: dict[str, list[Content]] = {}  # by the path they fetch from
+
+    def add(self, content: Content) -> None:
+        """The content will fetch from a path that is to be deleted or overwritten."""
+        source = content.source
+        if source is not None:
+            with self._lock:
+                self._contents.setdefault(source.entry.path, []).append(content)
+
+    def complete(self, path: str, *, folder: bool = False) -> None:
+        """Fetch what contents still need of `path` (with `folder`: of all below it) before it goes."""
+        with self._lock:
+            keys = [key for key in self._contents if key == path or (folder and paths.is_below(key, path))]
+            contents = [content for key in keys for content in self._contents[key]]
+        for content in contents:
+            if content.dropped:
+                continue  # its file was removed meanwhile
+            content.acquire()
+            try:
+                content.complete()
+            except Stale as error:
+                log.warning("%s: what was renamed from there cannot be completed any more: %s", path, error)
+            finally:
+                content.release()
+        with self._lock:
+            for key in keys:
+                self._contents.pop(key, None)
