@@ -9,9 +9,10 @@ from cloudsimfs import paths
 from cloudsimfs.attrs import LocalAttr, fresh_ino
 from cloudsimfs.dcache import Listing
 from cloudsimfs.errors import Exists, IsDirectory, NotDirectory, NotEmpty, NotFound, WrongState
-from cloudsimfs.inode import Gone, Inode
+from cloudsimfs.inode import Inode
 from cloudsimfs.overlay import is_local_name
 from cloudsimfs.service.model import Entry
+from cloudsimfs.tombstones import claim_name, entomb, entomb_folder, tombstone
 from cloudsimfs.tree import Node, Tree, is_dir
 
 
@@ -19,7 +20,7 @@ def create(tree: Tree, path: str, perm: int) -> Inode:
     """A new empty file, open for writing. Raises Exists."""
     _must_be_new(tree, path)
     with tree.changing(path):
-        entry, uploaded = tree.claim_name(path, folder=False)
+        entry, uploaded = claim_name(tree, path, folder=False)
         inode = _new_inode(tree, path, is_dir=False, perm=perm)
         inode.rebase(entry, uploaded=uploaded, at=tree.monotonic())
         inode.local_only = is_local_name(paths.name(path))
@@ -37,7 +38,7 @@ def mkdir(tree: Tree, path: str, perm: int) -> None:
     """A folder that is here only, until a file in it is stored (the service has no mkdir). Raises Exists."""
     _must_be_new(tree, path)
     with tree.changing(path):
-        tree.claim_name(path, folder=True)
+        claim_name(tree, path, folder=True)
         inode = _new_inode(tree, path, is_dir=True, perm=perm)
         tree.journal.save_folder(path)
         tree.journal.save_attr(path, inode.attr)
@@ -74,10 +75,10 @@ def unlink(tree: Tree, path: str) -> None:
     with tree.changing(path):
         inode = tree.inode_of(path, node)
         tree.overlay.pop(path)
-        gone = tree.tombstone(inode)
+        gone = tombstone(tree, inode)
         tree.detach(inode)
         if gone is not None:
-            tree.entomb(gone)
+            entomb(tree, gone)
         tree.forget_attr(path)
         tree.keep_folder(directory, listing)
 
@@ -99,7 +100,7 @@ def rmdir(tree: Tree, path: str) -> None:
         tree.forget_attr(path)
         entry = listed_folder(path, node, above)
         if entry is not None:
-            _entomb_folder(tree, path, entry, empty=not listing.names)
+            entomb_folder(tree, path, entry, empty=not listing.names)
         tree.keep_folder(paths.parent(path), above)
 
 
@@ -109,28 +110,3 @@ def listed_folder(path: str, node: Node, above: Listing) -> Entry | None:
     if entry is None:
         entry = above.names.get(paths.name(path))
     return entry if entry is not None and entry.is_dir else None
-
-
-def _entomb_folder(tree: Tree, path: str, entry: Entry, *, empty: bool) -> None:
-    """Replace the pending deletes inside a removed folder by one delete of the folder."""
-    gone = Gone(path, entry, is_dir=True)
-    after: set[Inode] = set()
-    for below, item in tree.overlay.below(path):
-        if isinstance(item, Gone) and not item.done:
-            tree.writeback.deletes.call_off(item)  # one that has begun may never end: it is asked for again
-            gone.below += item.below if item.is_dir else [item.entry or unknown_file(below)]
-            after |= item.after
-            tree.overlay.pop(below)
-            tree.journal.drop_gone(below)
-    tree.overlay.put(path, gone)
-    if gone.below or (empty and entry.id):
-        tree.writeback.deletes.add(gone, after=after)
-    else:  # its files were deleted one by one: the service has no empty folders
-        gone.finish(tree.monotonic())
-        tree.writeback.deletes.save(gone)
-
-
-def unknown_file(path: str) -> Entry:
-    """A file stored here, whose id no listing has told yet."""
-    directory, name = paths.split(path)
-    return Entry(0, directory, name, is_dir=False)

@@ -20,7 +20,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cloudsimfs import paths
 from cloudsimfs.errors import NotFound
@@ -80,7 +80,7 @@ class Conflicts:
             if not waits or inode.path != theirs.path or not is_foreign(inode, theirs):
                 return False
             ours = self._free_name(theirs.path, listing.names.keys())
-            self._tree.move_aside(inode, ours)
+            _move_aside(self._tree, inode, ours)
         log.warning("/%s was changed on the service too: what was written here is stored as /%s", theirs.path, ours)
         with self._lock:
             self._found = [*self._found, Conflict(theirs.path, ours)][-REMEMBERED:]
@@ -129,6 +129,23 @@ class Conflicts:
             if paths.name(found) not in listed and self._tree.overlay.get(found) is None:
                 return found
         raise AssertionError
+
+
+def _move_aside(tree: Tree, inode: Inode, path: str) -> None:
+    """Its name has another file now: a closed, waiting inode goes on under a free one. Both locks are held."""
+    old = inode.path
+    tree.writeback.forget(inode)
+    if tree.overlay.get(old) is inode:
+        tree.overlay.pop(old)
+    inode.attr = replace(inode.attr, mtime_ns=tree.attr(old, inode).mtime_ns, version=None)
+    inode.path, inode.stored_ns = path, None
+    inode.rebase(None, uploaded=False, at=tree.monotonic())
+    tree.overlay.put(path, inode)
+    tree.forget_attr(old)
+    tree.keep_attr(path, inode.attr)
+    tree.touch(paths.parent(path))
+    tree.writeback.moved(inode)
+    tree.writeback.enqueue(inode)
 
 
 def _shortened(name: str, room: int) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from cloudsimfs import __version__, paths
+from cloudsimfs import __version__, paths, tombstones
 from cloudsimfs.clock import Clock, SystemClock
 from cloudsimfs.config import KERNEL_SHARE, Config, cache_limit
 from cloudsimfs.conflicts import Conflicts
@@ -302,10 +302,10 @@ class _Files:
             delay=config.write_back,
             clock=clock,
             on_stored=lambda inode: self.tree.stored(inode),
-            on_deleted=lambda gone: self.tree.deleted(gone),
-            on_kept=lambda gone: self.tree.kept(gone),
-            find_entry=lambda path, since: self.tree.find_entry(path, since),
-            may_delete_folder=lambda gone, since: self.tree.only_holds(gone, since),
+            on_deleted=lambda gone: tombstones.deleted(self.tree, gone),
+            on_kept=lambda gone: tombstones.kept(self.tree, gone),
+            find_entry=lambda path, since: self.dcache.entry(path, since=since),
+            may_delete_folder=lambda gone, since: tombstones.only_holds(self.tree, gone, since),
             evade_conflict=lambda inode: self.conflicts.evade(inode),
             set_aside=lambda inode: self.conflicts.set_aside(inode),
         )

@@ -9,11 +9,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cloudsimfs import paths
-from cloudsimfs.changes import listed_folder, rmdir, unknown_file
+from cloudsimfs.changes import listed_folder, rmdir
 from cloudsimfs.errors import Exists, Invalid, IsDirectory, NotDirectory, NotEmpty, NotFound, WrongState
 from cloudsimfs.inode import Gone, Inode, WriteState
 from cloudsimfs.overlay import HIDDEN_PREFIX, is_local_name
 from cloudsimfs.service.model import Entry
+from cloudsimfs.tombstones import claim_name, entomb, tombstone, unknown_file
 from cloudsimfs.tree import Node, Tree, is_dir
 
 
@@ -43,7 +44,7 @@ def rename(tree: Tree, old: str, new: str, *, replace_target: bool = True) -> No
             inode = tree.inode_of(old, source)
             gone = _move_file(tree, inode, new, target)
             if gone is not None:
-                tree.entomb(gone, after=_awaited(inode))
+                entomb(tree, gone, after=_awaited(inode))
             tree.keep_folder(paths.parent(old), above)
 
 
@@ -83,7 +84,7 @@ def _move_file(tree: Tree, inode: Inode, new: str, target: Node | None) -> Gone 
     base, uploaded = replace_target(tree, new, target)
     tree.overlay.pop(old)
     with inode.lock:
-        gone = tree.tombstone(inode)
+        gone = tombstone(tree, inode)
         content = tree.content_of(inode)
         tree.datacache.disown(content)
         if not paths.name(new).startswith(HIDDEN_PREFIX):
@@ -119,7 +120,7 @@ def replace_target(tree: Tree, new: str, target: Node | None) -> tuple[Entry | N
         tree.detach(replaced)
         return replaced.entry, replaced.uploaded
     if replaced is not None:
-        return tree.claim_name(new, folder=False)
+        return claim_name(tree, new, folder=False)
     return (target.entry if isinstance(target, Inode) else target), False
 
 
@@ -130,23 +131,23 @@ def _rename_folder(tree: Tree, old: str, new: str, source: Node) -> None:
     with tree.changing(old):
         inodes = [tree.inode_of(path, node) for path, node in files]  # may raise: before anything is changed
         for path, _ in folders:
-            tree.claim_name(paths.rebase(path, old, new), folder=True)
+            claim_name(tree, paths.rebase(path, old, new), folder=True)
         entry = listed_folder(old, source, above)
         gone = Gone(old, entry, is_dir=True)
         gone.since = tree.monotonic()
         for inode in inodes:
             path = inode.path
-            tombstone = _move_file(tree, inode, paths.rebase(path, old, new), None)
-            if tombstone is None:
+            left = _move_file(tree, inode, paths.rebase(path, old, new), None)
+            if left is None:
                 continue
             if entry is not None:
-                gone.below.append(tombstone.entry or unknown_file(path))
+                gone.below.append(left.entry or unknown_file(path))
             else:
-                tree.entomb(tombstone, after=_awaited(inode))
+                entomb(tree, left, after=_awaited(inode))
         for path, node in folders:
             _move_folder(tree, path, paths.rebase(path, old, new), node)
         if entry is not None:
-            tree.entomb(gone, after={inode for moved in inodes for inode in _awaited(moved)})
+            entomb(tree, gone, after={inode for moved in inodes for inode in _awaited(moved)})
         tree.keep_folder(paths.parent(old), above)
 
 

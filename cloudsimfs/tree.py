@@ -1,6 +1,6 @@
 """The namespace: listings with the local overlay on top; lookup, readdir, attributes, open and close.
 
-What changes names is in `changes` and `rename`.
+What changes names is in `changes` and `rename`; what is left of a removed one in `tombstones`.
 
 Lock order: Tree.lock > Inode.lock > Content.lock > WorkQueue.lock > Journal.lock, taken left to right only.
 `Tree.lock` protects the overlay, the local attributes and the fields of inodes marked so; no listing is fetched under
@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import stat
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -32,7 +32,6 @@ from cloudsimfs.writeback import Writeback
 log = logging.getLogger(__name__)
 
 Node = Inode | Entry
-REMOVAL_AGE = 60.0  # seconds; how old the listings may be on which the delete of a whole folder is based
 ROOT_ENTRY = Entry(0, paths.ROOT, paths.ROOT, is_dir=True)
 
 
@@ -397,66 +396,6 @@ class Tree:
         self.attrs.put(path, attr)
         self.journal.save_attr(path, attr)
 
-    def entomb(self, gone: Gone, *, after: Iterable[Inode] = ()) -> None:
-        """Hide a name and have it deleted on the service."""
-        self.overlay.put(gone.path, gone)
-        self.writeback.deletes.add(gone, after=after)
-
-    def tombstone(self, inode: Inode) -> Gone | None:
-        """What the inode's name needs when the inode leaves it; its upload is called off.
-
-        None if the service has nothing there.
-        """
-        with inode.lock:
-            begun = self.writeback.call_off(inode)
-            if inode.uploaded:
-                gone = Gone(inode.path, None)
-                gone.since = None if begun else self.monotonic()
-                return gone
-            return None if inode.entry is None else Gone(inode.path, inode.entry)
-
-    def claim_name(self, path: str, *, folder: bool) -> tuple[Entry | None, bool]:
-        """Something is made under a name that was removed here before.
-
-        A file will overwrite what is stored there, so the pending delete is called off; a removed folder's delete
-        becomes one of its files each. A folder overwrites nothing: a file's delete goes on without its tombstone.
-        Returns what is known to be stored under the name, and whether more than that may be.
-        """
-        gone = self.overlay.get(path)
-        if not isinstance(gone, Gone):
-            return None, False
-        self.overlay.pop(path)
-        if folder and not gone.is_dir:
-            return None, False
-        begun = not self.writeback.deletes.call_off(gone)
-        self.journal.drop_gone(path)
-        self._hide_files(gone)
-        if gone.is_dir:
-            return None, False
-        return gone.entry, begun or gone.entry is None
-
-    def _hide_files(self, gone: Gone) -> None:
-        """What was in a removed folder is removed file by file; if that is done, it only stays hidden."""
-        for entry in gone.below:
-            removed = Gone(entry.path, entry if entry.id else None)
-            if gone.done:
-                removed.finish(self.monotonic())
-                self.overlay.put(entry.path, removed)
-                self.writeback.deletes.save(removed)
-            else:
-                self.entomb(removed, after=gone.after)
-            self._hide_folders(entry.path, below=gone.path)
-
-    def _hide_folders(self, path: str, *, below: str) -> None:
-        """The removed folders between a removed file and `below` stay hidden until the service has forgotten them."""
-        folder = paths.parent(path)
-        while folder != below and self.overlay.get(folder) is None:
-            gone = Gone(folder, unknown_folder(folder), is_dir=True)
-            gone.finish(self.monotonic())
-            self.overlay.put(folder, gone)
-            self.writeback.deletes.save(gone)
-            folder = paths.parent(folder)
-
     def detach(self, inode: Inode) -> None:
         """The inode, taken from the overlay, has no name any more."""
         with inode.lock:
@@ -479,23 +418,7 @@ class Tree:
         self.overlay.put(path, Inode(path, is_dir=True, entry=unknown_folder(path), attr=attr))
         self.journal.save_folder(path)
 
-    def move_aside(self, inode: Inode, path: str) -> None:
-        """Its name has another file now: a closed, waiting inode goes on under a free one. Both locks are held."""
-        old = inode.path
-        self.writeback.forget(inode)
-        if self.overlay.get(old) is inode:
-            self.overlay.pop(old)
-        inode.attr = replace(inode.attr, mtime_ns=self.attr(old, inode).mtime_ns, version=None)
-        inode.path, inode.stored_ns = path, None
-        inode.rebase(None, uploaded=False, at=self.monotonic())
-        self.overlay.put(path, inode)
-        self.forget_attr(old)
-        self.keep_attr(path, inode.attr)
-        self.touch(paths.parent(path))
-        self.writeback.moved(inode)
-        self.writeback.enqueue(inode)
-
-    # -- what write-back asks and says ---------------------------------------------------------------------
+    # -- what is told ------------------------------------------------------------------------------------
 
     def refresh(self, path: str) -> None:
         """The listing that shows this path is known to be out of date."""
@@ -510,55 +433,6 @@ class Tree:
                 if isinstance(folder, Inode) and folder.is_dir and folder.entry is None:
                     folder.entry = unknown_folder(path)
                 path = paths.parent(path)
-
-    def deleted(self, gone: Gone) -> None:
-        """The service has acknowledged a delete; its tombstone stays until a listing agrees."""
-        if not gone.is_dir:
-            return
-        self.dcache.forget(gone.path)
-        with self.lock, self.journal.transaction():
-            if gone.others_stay and self.overlay.get(gone.path) is gone:
-                self.overlay.pop(gone.path)
-                self.journal.drop_gone(gone.path)
-                self._hide_files(gone)
-
-    def kept(self, gone: Gone) -> None:
-        """The service does not delete it: the name has again what is listed under it."""
-        with self.lock, self.journal.transaction():
-            item = self.overlay.get(gone.path)
-            if item is gone:
-                self.overlay.pop(gone.path)
-            if item is gone or not isinstance(item, Gone):
-                self.journal.drop_gone(gone.path)
-        self.refresh(gone.path)
-        if gone.is_dir:
-            self.dcache.forget(gone.path)  # some of it may be gone
-
-    def find_entry(self, path: str, since: float) -> Entry | None:
-        """What is stored under a path, by a listing asked for after `since` (monotonic seconds)."""
-        return self.dcache.entry(path, since=since)
-
-    def only_holds(self, gone: Gone, since: float | None) -> bool:
-        """Whether a removed folder holds nothing but what was deleted here.
-
-        By listings asked for after `since` (monotonic seconds); None: by such as are not older than REMOVAL_AGE.
-        """
-        after = self.monotonic() - REMOVAL_AGE if since is None else since
-        ours = {entry.path: entry for entry in gone.below}
-        self.dcache.look_into({gone.path, *(entry.dirname for entry in gone.below)}, since=after)
-
-        def was_removed(entry: Entry) -> bool:
-            removed = ours.get(entry.path)
-            return removed is not None and (not removed.id or removed.version == entry.version)
-
-        def check(directory: str) -> bool:
-            try:
-                names = self.dcache.listing(directory, since=after).names
-            except NotFound:
-                return True
-            return all(check(entry.path) if entry.is_dir else was_removed(entry) for entry in names.values())
-
-        return check(gone.path)
 
 
 def is_dir(node: Node) -> bool:

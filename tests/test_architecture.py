@@ -38,6 +38,7 @@ LAYERS = [
     {"syncer", "sources", "servicecache", "deletes"},
     {"writeback"},
     {"tree"},
+    {"tombstones"},
     {"changes", "replay", "handles", "conflicts"},
     {"rename", "launch", "simulations", "runsetup"},
     {"settings"},

@@ -1,0 +1,163 @@
+"""Names that were removed here: a tombstone hides what the service still lists under them, until a listing agrees.
+
+`deletes` has the service delete what a tombstone names; what it asks, and says of the outcome, is below.
+
+Locks: what makes and takes tombstones away is called with the tree's lock held, in a transaction (`Tree.changing`);
+what `deletes` calls, with none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from cloudsimfs import paths
+from cloudsimfs.errors import NotFound
+from cloudsimfs.inode import Gone, Inode
+from cloudsimfs.overlay import unknown_folder
+from cloudsimfs.service.model import Entry
+from cloudsimfs.tree import Tree
+
+REMOVAL_AGE = 60.0  # seconds; how old the listings may be on which the delete of a whole folder is based
+
+# -- removing a name, and using it again -------------------------------------------------------------------
+
+
+def tombstone(tree: Tree, inode: Inode) -> Gone | None:
+    """What the inode's name needs when the inode leaves it; its upload is called off.
+
+    None if the service has nothing there.
+    """
+    with inode.lock:
+        begun = tree.writeback.call_off(inode)
+        if inode.uploaded:
+            gone = Gone(inode.path, None)
+            gone.since = None if begun else tree.monotonic()
+            return gone
+        return None if inode.entry is None else Gone(inode.path, inode.entry)
+
+
+def entomb(tree: Tree, gone: Gone, *, after: Iterable[Inode] = ()) -> None:
+    """Hide a name and have it deleted on the service."""
+    tree.overlay.put(gone.path, gone)
+    tree.writeback.deletes.add(gone, after=after)
+
+
+def entomb_folder(tree: Tree, path: str, entry: Entry, *, empty: bool) -> None:
+    """Replace the pending deletes inside a removed folder by one delete of the folder."""
+    gone = Gone(path, entry, is_dir=True)
+    after: set[Inode] = set()
+    for below, item in tree.overlay.below(path):
+        if isinstance(item, Gone) and not item.done:
+            tree.writeback.deletes.call_off(item)  # one that has begun may never end: it is asked for again
+            gone.below += item.below if item.is_dir else [item.entry or unknown_file(below)]
+            after |= item.after
+            tree.overlay.pop(below)
+            tree.journal.drop_gone(below)
+    tree.overlay.put(path, gone)
+    if gone.below or (empty and entry.id):
+        tree.writeback.deletes.add(gone, after=after)
+    else:  # its files were deleted one by one: the service has no empty folders
+        gone.finish(tree.monotonic())
+        tree.writeback.deletes.save(gone)
+
+
+def claim_name(tree: Tree, path: str, *, folder: bool) -> tuple[Entry | None, bool]:
+    """Something is made under a name that was removed here before.
+
+    A file will overwrite what is stored there, so the pending delete is called off; a removed folder's delete
+    becomes one of its files each. A folder overwrites nothing: a file's delete goes on without its tombstone.
+    Returns what is known to be stored under the name, and whether more than that may be.
+    """
+    gone = tree.overlay.get(path)
+    if not isinstance(gone, Gone):
+        return None, False
+    tree.overlay.pop(path)
+    if folder and not gone.is_dir:
+        return None, False
+    begun = not tree.writeback.deletes.call_off(gone)
+    tree.journal.drop_gone(path)
+    _hide_files(tree, gone)
+    if gone.is_dir:
+        return None, False
+    return gone.entry, begun or gone.entry is None
+
+
+def _hide_files(tree: Tree, gone: Gone) -> None:
+    """What was in a removed folder is removed file by file; if that is done, it only stays hidden."""
+    for entry in gone.below:
+        removed = Gone(entry.path, entry if entry.id else None)
+        if gone.done:
+            removed.finish(tree.monotonic())
+            tree.overlay.put(entry.path, removed)
+            tree.writeback.deletes.save(removed)
+        else:
+            entomb(tree, removed, after=gone.after)
+        _hide_folders(tree, entry.path, below=gone.path)
+
+
+def _hide_folders(tree: Tree, path: str, *, below: str) -> None:
+    """The removed folders between a removed file and `below` stay hidden until the service has forgotten them."""
+    folder = paths.parent(path)
+    while folder != below and tree.overlay.get(folder) is None:
+        gone = Gone(folder, unknown_folder(folder), is_dir=True)
+        gone.finish(tree.monotonic())
+        tree.overlay.put(folder, gone)
+        tree.writeback.deletes.save(gone)
+        folder = paths.parent(folder)
+
+
+def unknown_file(path: str) -> Entry:
+    """A file stored here, whose id no listing has told yet."""
+    directory, name = paths.split(path)
+    return Entry(0, directory, name, is_dir=False)
+
+
+# -- what the deletes ask and say -------------------------------------------------------------------------
+
+
+def only_holds(tree: Tree, gone: Gone, since: float | None) -> bool:
+    """Whether a removed folder holds nothing but what was deleted here.
+
+    By listings asked for after `since` (monotonic seconds); None: by such as are not older than REMOVAL_AGE.
+    """
+    after = tree.monotonic() - REMOVAL_AGE if since is None else since
+    ours = {entry.path: entry for entry in gone.below}
+    tree.dcache.look_into({gone.path, *(entry.dirname for entry in gone.below)}, since=after)
+
+    def was_removed(entry: Entry) -> bool:
+        removed = ours.get(entry.path)
+        return removed is not None and (not removed.id or removed.version == entry.version)
+
+    def check(directory: str) -> bool:
+        try:
+            names = tree.dcache.listing(directory, since=after).names
+        except NotFound:
+            return True
+        return all(check(entry.path) if entry.is_dir else was_removed(entry) for entry in names.values())
+
+    return check(gone.path)
+
+
+def deleted(tree: Tree, gone: Gone) -> None:
+    """The service has acknowledged a delete; its tombstone stays until a listing agrees."""
+    if not gone.is_dir:
+        return
+    tree.dcache.forget(gone.path)
+    with tree.lock, tree.journal.transaction():
+        if gone.others_stay and tree.overlay.get(gone.path) is gone:
+            tree.overlay.pop(gone.path)
+            tree.journal.drop_gone(gone.path)
+            _hide_files(tree, gone)
+
+
+def kept(tree: Tree, gone: Gone) -> None:
+    """The service does not delete it: the name has again what is listed under it."""
+    with tree.lock, tree.journal.transaction():
+        item = tree.overlay.get(gone.path)
+        if item is gone:
+            tree.overlay.pop(gone.path)
+        if item is gone or not isinstance(item, Gone):
+            tree.journal.drop_gone(gone.path)
+    tree.refresh(gone.path)
+    if gone.is_dir:
+        tree.dcache.forget(gone.path)  # some of it may be gone
