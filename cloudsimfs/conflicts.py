@@ -26,7 +26,6 @@ from cloudsimfs import paths
 from cloudsimfs.errors import NotFound
 from cloudsimfs.inode import Inode, WriteState
 from cloudsimfs.overlay import is_foreign
-from cloudsimfs.rows import DraftRow
 from cloudsimfs.tree import Tree
 
 log = logging.getLogger(__name__)
@@ -99,17 +98,7 @@ class Conflicts:
             in_place = content is not None and content.source is not None and content.source.entry.path == path
             if not waits or not in_place or content is None or inode.attr.ino is None:
                 return False
-            row = DraftRow(
-                ino=inode.attr.ino,
-                path=path,
-                generation=inode.generation,
-                uploaded=inode.uploaded,
-                base=inode.entry,
-                since_ns=tree.now_ns(),
-                kept=True,
-                bytes=content.describe(),
-            )
-            tree.journal.save_draft(row, closed=False)
+            tree.journal.save_draft(inode.draft_row(tree.now_ns(), kept=True), closed=False)
             tree.overlay.pop(path)
             tree.forget_attr(path)
             tree.writeback.forget(inode)

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cloudsimfs.attrs import LocalAttr
+from cloudsimfs.rows import DraftRow, FileRow
 from cloudsimfs.service.model import Entry
 
 if TYPE_CHECKING:
@@ -142,6 +143,40 @@ class Inode:
         """The closed state a journal row speaks of, at replay."""
         self.state = {"closed": WriteState.QUEUED, "stored": WriteState.STORED}[row_state]
         self.committed, self.closed_size = True, size
+
+    def file_row(self, row_state: str) -> FileRow:
+        """What the journal is to know of the bytes as they are, "closed" or "stored". The caller holds `lock`."""
+        assert self.content is not None
+        return FileRow(
+            ino=self.ino,
+            path=self.path,
+            state=row_state,
+            generation=self.generation,
+            uploaded=self.uploaded,
+            base=self.entry,
+            stored_ns=self.stored_ns,
+            bytes=self.content.describe(),
+        )
+
+    def draft_row(self, since_ns: int, *, kept: bool = False) -> DraftRow:
+        """Where the bytes are that are no closed state, written since `since_ns`. The caller holds `lock`."""
+        assert self.content is not None
+        return DraftRow(
+            ino=self.ino,
+            path=self.path,
+            generation=self.generation,
+            uploaded=self.uploaded,
+            base=self.entry,
+            since_ns=since_ns,
+            kept=kept,
+            bytes=self.content.describe(),
+        )
+
+    @property
+    def ino(self) -> int:
+        """The number of an inode that was made here or opened: it has one."""
+        assert self.attr.ino is not None
+        return self.attr.ino
 
     def holds_closed(self, start: int) -> bool:
         """Whether bytes from `start` on belong to the closed state in the journal. The caller holds `lock`."""

@@ -33,7 +33,6 @@ from cloudsimfs.fetching import Interrupted, never
 from cloudsimfs.inode import ANYBODY, NOBODY, Gone, Inode, WriteState
 from cloudsimfs.journal import Journal
 from cloudsimfs.meter import Meter
-from cloudsimfs.rows import DraftRow, FileRow
 from cloudsimfs.service import Client, Urgency
 from cloudsimfs.service.model import Entry
 from cloudsimfs.servicecache import ServiceCache
@@ -113,38 +112,13 @@ class Writeback:
         """Journal where the bytes are that are being written. The caller holds the inode's lock."""
         if inode.unlinked:
             return
-        assert inode.content is not None
-        row = DraftRow(
-            ino=_number(inode),
-            path=inode.path,
-            generation=inode.generation,
-            uploaded=inode.uploaded,
-            base=inode.entry,
-            since_ns=inode.since_ns,
-            kept=False,
-            bytes=inode.content.describe(),
-        )
-        self._journal.save_draft(row, closed=inode.has_closed)
-
-    def _save_file(self, inode: Inode, state: str) -> None:
-        assert inode.content is not None
-        row = FileRow(
-            ino=_number(inode),
-            path=inode.path,
-            state=state,
-            generation=inode.generation,
-            uploaded=inode.uploaded,
-            base=inode.entry,
-            stored_ns=inode.stored_ns,
-            bytes=inode.content.describe(),
-        )
-        self._journal.save_file(row)
+        self._journal.save_draft(inode.draft_row(inode.since_ns), closed=inode.has_closed)
 
     def moved(self, inode: Inode) -> None:
         """An inode that is open and changed has a new name. The caller holds the inode's lock."""
         with self._journal.transaction():
             if inode.has_closed:
-                self._journal.move_file(_number(inode), inode.path, inode.entry, uploaded=inode.uploaded)
+                self._journal.move_file(inode.ino, inode.path, inode.entry, uploaded=inode.uploaded)
             if not inode.committed:
                 self.save_draft(inode)
 
@@ -162,7 +136,7 @@ class Writeback:
         if inode.content.lacking:
             raise NoSpace(f"/{inode.path}: not all that was written found room on the disk")
         with self._journal.transaction():
-            self._save_file(inode, "closed")
+            self._journal.save_file(inode.file_row("closed"))
             self._journal.save_attr(inode.path, inode.attr)
         inode.committed = True
         inode.closed_size, inode.closed_by = inode.content.size, by
@@ -310,7 +284,7 @@ class Writeback:
         with inode.lock:
             is_stored = inode.is_stored  # else it was changed or renamed just now: what waits for it waits for that
             if inode.state is WriteState.STORED and not inode.unlinked:
-                self._save_file(inode, "stored")
+                self._journal.save_file(inode.file_row("stored"))
             if is_stored:
                 self.deletes.release(inode)
         with self.queue.lock:
@@ -385,8 +359,3 @@ class Writeback:
     def pending(self) -> list[Job]:
         """What is not on the service yet, for `status`."""
         return self.queue.pending()
-
-
-def _number(inode: Inode) -> int:
-    assert inode.attr.ino is not None
-    return inode.attr.ino
