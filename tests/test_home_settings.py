@@ -374,7 +374,13 @@ class Terminal:
         kept = {name: value for name, value in client_environment().items() if name not in ("NO_COLOR", "COLUMNS")}
         command = [sys.executable, "-m", "cloudsimfs", *words]
         self._process = subprocess.Popen(
-            command, stdin=inner, stdout=inner, stderr=inner, env={**kept, **env}, start_new_session=True
+            command,
+            stdin=inner,
+            stdout=inner,
+            stderr=inner,
+            env={**kept, **env},
+            start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job's is ignored
         )
         os.close(inner)
         self.shown = ""
