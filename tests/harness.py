@@ -17,6 +17,7 @@ import secrets
 import select
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -25,6 +26,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from cloudsimfs.overlay import is_local_name
 from cloudsimfs.sandbox import Sandbox
@@ -340,6 +342,19 @@ def need(program: str) -> str:
     if found is None:
         pytest.skip(f"{program} is not installed")
     return found
+
+
+def switch_off(box: Sandbox) -> None:
+    """Nobody answers at the service's address any more; nor does a sandbox of another test that gets its port."""
+    port = urlsplit(box.url).port
+    box.close()
+    keeper = socket.socket()  # bound, and not listening: connections are refused
+    keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    keeper.bind(("127.0.0.1", port))
+    _keepers.append(keeper)
+
+
+_keepers: list[socket.socket] = []
 
 
 def errno_of(action: Callable[[], object]) -> int:

@@ -108,7 +108,7 @@ def test_mount_8_and_fstab(box: Sandbox, home: dict[str, str], programs: Path) -
     """
     said = in_namespace(XDG + script, home, programs)
     assert box.files() == {"one": b"one\n"}
-    assert said.splitlines()[0] == "one"
+    assert "one" in said.splitlines()
     assert f"work {home['HOME']}/drive fuse.cloudsimfs ro," in said
     assert "twice" not in said
 
@@ -130,7 +130,7 @@ def test_a_mount_at_boot_for_a_user(box: Sandbox, home: dict[str, str], programs
     """
     said = in_namespace(script, home, programs)
     assert "user_id=65534" in said
-    assert said.splitlines()[-1] == "nobody"
+    assert "nobody" in said.splitlines()
     assert box.files() == {"f": b"mine\n"}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -19,7 +20,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from harness import client_environment, cloudsimfs, run, write_key
+from harness import client_environment, cloudsimfs, run, wait_until, write_key
 
 from cloudsimfs import config, mountoptions, profiles
 from cloudsimfs.cli import main
@@ -374,7 +375,13 @@ class Terminal:
         kept = {name: value for name, value in client_environment().items() if name not in ("NO_COLOR", "COLUMNS")}
         command = [sys.executable, "-m", "cloudsimfs", *words]
         self._process = subprocess.Popen(
-            command, stdin=inner, stdout=inner, stderr=inner, env={**kept, **env}, start_new_session=True
+            command,
+            stdin=inner,
+            stdout=inner,
+            stderr=inner,
+            env={**kept, **env},
+            start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job's is ignored
         )
         os.close(inner)
         self.shown = ""
@@ -414,7 +421,16 @@ def test_login_asks_and_does_not_show_the_key(limited_box: Sandbox, tmp_path: Pa
 def test_interrupting_a_question_is_130(tmp_path: Path) -> None:
     terminal = Terminal("login", XDG_CONFIG_HOME=str(tmp_path))
     terminal.type("Service address", "")
-    os.kill(terminal._process.pid, signal.SIGINT)  # the new session has no controlling terminal to do that
+    process = terminal._process
+
+    def has_ended() -> bool:
+        """Ctrl-C again and again: Python does not see one that comes just before it waits for the answer."""
+        process.send_signal(signal.SIGINT)  # the new session has no controlling terminal to do that
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(3)
+        return process.poll() is not None
+
+    wait_until(has_ended, "the command ends")
     assert terminal.end() == 130
     assert "Traceback" not in terminal.shown
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from conftest import MountFactory
-from harness import Mounted, errno_of, read_tree
+from harness import Mounted, errno_of, read_tree, switch_off
 
 from cloudsimfs.sandbox import Sandbox
 
@@ -118,7 +118,7 @@ def test_a_known_account_is_mounted_on_a_dead_network(box: Sandbox, mount: Mount
     m = mount(ttl=0)
     get_to_know(m)
     assert m.umount().returncode == 0
-    box.close()
+    switch_off(box)
     m.start()
     check_known(m)
     (m.path / "d/new").write_bytes(b"new")
@@ -129,7 +129,7 @@ def test_a_known_account_is_mounted_on_a_dead_network(box: Sandbox, mount: Mount
 
 @pytest.mark.parametrize("api", ["v1"])
 def test_an_unknown_account_is_not_mounted_on_a_dead_network(box: Sandbox, mount: MountFactory) -> None:
-    box.close()
+    switch_off(box)
     m = mount(start=False)
     done = m.try_start()
     assert done.returncode != 0
