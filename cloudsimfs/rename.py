@@ -12,7 +12,7 @@ from cloudsimfs import paths
 from cloudsimfs.changes import listed_folder, rmdir
 from cloudsimfs.errors import Exists, Invalid, IsDirectory, NotDirectory, NotEmpty, NotFound, WrongState
 from cloudsimfs.inode import Gone, Inode, WriteState
-from cloudsimfs.overlay import HIDDEN_PREFIX, is_local_name
+from cloudsimfs.overlay import HIDDEN_PREFIX, is_local_name, unknown_folder
 from cloudsimfs.service.model import Entry
 from cloudsimfs.tombstones import claim_name, entomb, tombstone, unknown_file
 from cloudsimfs.tree import Node, Tree, is_dir
@@ -132,22 +132,16 @@ def _rename_folder(tree: Tree, old: str, new: str, source: Node) -> None:
         inodes = [tree.inode_of(path, node) for path, node in files]  # may raise: before anything is changed
         for path, _ in folders:
             claim_name(tree, paths.rebase(path, old, new), folder=True)
+        since = tree.monotonic()
+        moved = [_move_file(tree, inode, paths.rebase(inode.path, old, new), None) for inode in inodes]
+        left = [file.entry or unknown_file(file.path) for file in moved if file is not None]
         entry = listed_folder(old, source, above)
-        gone = Gone(old, entry, is_dir=True)
-        gone.since = tree.monotonic()
-        for inode in inodes:
-            path = inode.path
-            left = _move_file(tree, inode, paths.rebase(path, old, new), None)
-            if left is None:
-                continue
-            if entry is not None:
-                gone.below.append(left.entry or unknown_file(path))
-            else:
-                entomb(tree, left, after=_awaited(inode))
         for path, node in folders:
             _move_folder(tree, path, paths.rebase(path, old, new), node)
-        if entry is not None:
-            entomb(tree, gone, after={inode for moved in inodes for inode in _awaited(moved)})
+        if entry is not None or left:
+            gone = Gone(old, entry or unknown_folder(old), is_dir=True)
+            gone.since, gone.below = since, left
+            entomb(tree, gone, after={awaited for inode in inodes for awaited in _awaited(inode)})
         tree.keep_folder(paths.parent(old), above)
 
 

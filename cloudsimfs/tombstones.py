@@ -30,6 +30,7 @@ def tombstone(tree: Tree, inode: Inode) -> Gone | None:
     with inode.lock:
         begun = tree.writeback.call_off(inode)
         if inode.uploaded:
+            tree.stored(inode)  # its folders are the service's too, or will be: what has begun may land any time
             gone = Gone(inode.path, None)
             gone.since = None if begun else tree.monotonic()
             return gone

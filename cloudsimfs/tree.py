@@ -425,7 +425,7 @@ class Tree:
         self.dcache.invalidate(paths.parent(path))
 
     def stored(self, inode: Inode) -> None:
-        """A file is on the service now, and so are the folders above it: others may put files there too."""
+        """A file is, or may be, on the service, and so are the folders above it: others may put files there too."""
         with self.lock:
             path = paths.parent(inode.path)
             while path != paths.ROOT:

@@ -215,3 +215,30 @@ def test_a_folder_removed_while_one_of_its_files_is_being_deleted(box: Sandbox, 
     box.advance(1000)
     box.put("d/a", b"made by others")
     wait_until(lambda: read_tree(m.path).get("d/a") == b"made by others", "what others made shows")
+
+
+@pytest.mark.parametrize("how", ["removed", "moved"])
+def test_a_folder_that_goes_while_its_file_is_being_uploaded_stays_gone(
+    box: Sandbox, mount: MountFactory, how: str
+) -> None:
+    """The upload may land after the folder has left its name: the service lists it then, the mount must not."""
+    m = mount(ttl=0, write_back=0)
+    (m.path / "d/d").mkdir(parents=True)
+    fault = box.faults.add("object-put", "hang", path="d/d/f")
+    (m.path / "d/d/f").write_bytes(b"f")
+    assert box.calls.wait(lambda calls: any(call.operation == "object-put" for call in calls))
+    if how == "removed":
+        run("rm", "-r", m.path / "d")
+    else:
+        os.rename(m.path / "d", m.path / "e")
+    expected = {"removed": {}, "moved": {"e/d/f": b"f"}}[how]
+    box.put("d/d/f", b"f")  # what hangs has landed all the same
+    assert "d" not in os.listdir(m.path)
+    (m.path / "c/x").mkdir(parents=True)
+    os.rename(m.path / "c", m.path / "d")
+    assert os.listdir(m.path / "d") == ["x"]
+    assert os.listdir(m.path / "d/x") == []
+    box.faults.remove(fault)
+    m.flush()
+    wait_until(lambda: box.files() == expected, "what landed is deleted")
+    assert read_tree(m.path) == expected
