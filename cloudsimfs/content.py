@@ -18,6 +18,7 @@ import itertools
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
@@ -51,8 +52,8 @@ class Room(Protocol):
     pool: FetchPool
     most_ahead: int  # bytes a reader's window may have
 
-    def claim(self, size: int) -> None:
-        """Space for bytes about to be kept. Raises NoSpace."""
+    def claim(self, size: int) -> AbstractContextManager[None]:
+        """Space for bytes while they are being kept. Entering it raises NoSpace."""
 
 
 class Content:
@@ -291,9 +292,9 @@ class Content:
             self._wait_for_fills_locked(offset, offset + len(data))
             view, done = memoryview(data), 0
             try:
-                self._room.claim(len(data))
-                while done < len(data):  # a nearly full disk may take a part only
-                    done += self._write_locked(view[done : done + SLICE], offset + done)
+                with self._room.claim(len(data)):
+                    while done < len(data):  # a nearly full disk may take a part only
+                        done += self._write_locked(view[done : done + SLICE], offset + done)
             except CloudsimfsError:
                 self.lacking.add(offset + done, offset + len(data))
                 if not done:
@@ -444,8 +445,8 @@ class Content:
     def end_locked(self) -> int:
         return self.remote_end
 
-    def claim(self, size: int) -> None:
-        self._room.claim(size)
+    def claim(self, size: int) -> AbstractContextManager[None]:
+        return self._room.claim(size)
 
     def keep(self, position: int, block: bytes | memoryview) -> bool:
         with self.lock:
@@ -501,7 +502,7 @@ class Content:
         ancestor.acquire()
         try:
             added = fetcher.source.read(size, self.size)
-            self.claim(self.size)
+            flight.claims.enter_context(self.claim(self.size))
             if growth.proves(fetcher.source.etag, itertools.chain(ancestor.clean_blocks(), [added])):
                 for number, block in enumerate(ancestor.clean_blocks()):
                     fetcher.arrive(flight, number * BLOCK, block)

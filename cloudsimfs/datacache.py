@@ -22,6 +22,7 @@ import secrets
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -57,7 +58,8 @@ class DataCache:
         self._clean: OrderedDict[Version, Content] = OrderedDict()  # in memory; oldest use first
         self._kept: OrderedDict[str, str] = OrderedDict()  # on disk only: version's key to name; oldest use first
         self._latest: dict[str, Version] = {}  # of each path in _clean
-        self._used = 0  # bytes claimed since the last measurement
+        self._used = 0  # bytes on the disk when it was last measured, and kept since; guarded by _lock
+        self._claimed = 0  # bytes about to be kept; guarded by _lock
         self.data = directory / "data"
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.data.mkdir(exist_ok=True, mode=0o700)
@@ -187,12 +189,12 @@ class DataCache:
         held = content.describe()
         if size == 0:
             return self.empty()
-        self.claim(disk_usage(content.backing))  # at most; shared blocks are counted twice
         held = replace(held, backing=self._fresh().name)
-        try:
-            copy_file(content.backing, self.data / held.backing, size)
-        except OSError as error:
-            raise disk_failure(error) from error
+        with self.claim(disk_usage(content.backing)):  # at most; shared blocks are counted twice
+            try:
+                copy_file(content.backing, self.data / held.backing, size)
+            except OSError as error:
+                raise disk_failure(error) from error
         return self._local(held, size)
 
     def is_whole(self, held: Bytes, size: int) -> bool:
@@ -258,31 +260,41 @@ class DataCache:
 
     # -- the limit -------------------------------------------------------------------------------------
 
-    def claim(self, size: int) -> None:
-        """Room for `size` more bytes, made by eviction if need be. Raises NoSpace.
+    @contextlib.contextmanager
+    def claim(self, size: int) -> Iterator[None]:
+        """Room for `size` more bytes while they are being kept, made by eviction if need be. Raises NoSpace.
 
         The disk's last bytes are left to the journal: what is there can be uploaded, or removed, whatever happens.
         """
         with self._lock:
-            self._used += size
-            if self._used <= self._limit and self._disk_lacks(size) <= 0:
-                return
-            self._measure()
-            slack = min(SLACK, self._limit // 16)
-            lacking = max(self._used + size - self._limit, self._disk_lacks(size))
-            if lacking + slack > 0:
-                self._make_room(lacking + slack)
-            if self._used + size > self._limit:
-                raise NoSpace(f"the cache is full of data that waits for upload ({self._limit} bytes)")
-            if self._disk_lacks(size) > 0:
-                raise NoSpace("the cache's disk is full")
-            self._used += size
+            if self._lacking(size) > 0:
+                self._measure()
+                lacking = self._lacking(size) + min(SLACK, self._limit // 16)
+                if lacking > 0:
+                    self._make_room(lacking)
+                if self._limit_lacks(size) > 0:
+                    raise NoSpace(f"the cache is full of data that waits for upload ({self._limit} bytes)")
+                if self._disk_lacks(size) > 0:
+                    raise NoSpace("the cache's disk is full")
+            self._claimed += size
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._claimed -= size
+                self._used += size
+
+    def _lacking(self, size: int) -> int:
+        """Bytes to be freed before there is room for so many more."""
+        return max(self._limit_lacks(size), self._disk_lacks(size))
+
+    def _limit_lacks(self, size: int) -> int:
+        return self._used + self._claimed + size - self._limit
 
     def _disk_lacks(self, size: int) -> int:
-        """Bytes by which the disk is too full to take so many more."""
         disk = os.statvfs(self.data)
         reserve = min(RESERVE, disk.f_blocks * disk.f_frsize // 32)
-        return size + reserve - disk.f_bavail * disk.f_frsize
+        return self._claimed + size + reserve - disk.f_bavail * disk.f_frsize
 
     def _measure(self) -> None:
         self._used = sum(disk_usage(file) for file in self.data.iterdir())
@@ -313,7 +325,7 @@ class DataCache:
         """Bytes that can be written before uploads must make room, as far as the disk has them."""
         free = os.statvfs(self.data)
         with self._lock:
-            return min(max(0, self._limit - self._used), free.f_bavail * free.f_frsize)
+            return min(max(0, -self._limit_lacks(0)), free.f_bavail * free.f_frsize)
 
     @property
     def usage(self) -> tuple[int, int]:

@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Protocol
 
 from cloudsimfs.errors import (
@@ -219,8 +219,8 @@ class Target(Protocol):
     def keep(self, position: int, block: bytes | memoryview) -> bool:
         """Keep fetched bytes where nothing is present yet; False if nobody wants them any more."""
 
-    def claim(self, size: int) -> None:
-        """Room for bytes about to be kept. Raises NoSpace."""
+    def claim(self, size: int) -> AbstractContextManager[None]:
+        """Room for bytes while they are being kept. Entering it raises NoSpace."""
 
     def end_locked(self) -> int:
         """Where the version's bytes end."""
@@ -245,7 +245,7 @@ class Waiter:
 class Flight:
     """A request under way: `[position, end)` is still to come."""
 
-    __slots__ = ("cancelled", "end", "position", "start", "whole", "work")
+    __slots__ = ("cancelled", "claims", "end", "position", "start", "whole", "work")
 
     def __init__(self, start: int, end: int, work: Callable[[Flight], None]) -> None:
         self.start = start
@@ -254,6 +254,7 @@ class Flight:
         self.work = work
         self.cancelled = False
         self.whole = False  # the server ignores ranges: it brings everything
+        self.claims = ExitStack()  # room in the cache for its bytes, until it has landed
 
 
 class Fetcher:
@@ -347,7 +348,8 @@ class Fetcher:
     def _fly(self, flight: Flight) -> None:
         error: CloudsimfsError | None = None
         try:
-            flight.work(flight)
+            with flight.claims:
+                flight.work(flight)
         except CloudsimfsError as failure:
             error = failure
         except OSError as failure:
@@ -375,7 +377,7 @@ class Fetcher:
 
     def _transfer(self, flight: Flight) -> None:
         """Bring the flight's bytes, going on where a connection broke. Raises CloudsimfsError."""
-        self._target.claim(flight.end - flight.start)
+        flight.claims.enter_context(self._target.claim(flight.end - flight.start))
         failures = 0
         while True:
             before = flight.position
@@ -413,7 +415,7 @@ class Fetcher:
             flight.whole = True
             flight.start = flight.position = 0
             flight.end = self._target.end_locked()
-        self._target.claim(max(0, flight.end - size))
+        flight.claims.enter_context(self._target.claim(max(0, flight.end - size)))
         return True
 
     def arrive(self, flight: Flight, position: int, block: bytes | memoryview) -> bool:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from conftest import MountFactory
 from harness import Mounted, cloudsimfs, errno_of, wait_until
 
 from cloudsimfs.sandbox import Sandbox
+
+CLOCK_REALTIME_COARSE = 5  # linux/time.h
 
 pytestmark = pytest.mark.parametrize("api", ["v1"])  # the bytes do not come over the API
 
@@ -205,11 +208,18 @@ def test_a_small_cache_reads_everything_right(box: Sandbox, mount: MountFactory)
     assert on_disk(m) <= 7 * MIB
 
 
+def wait_for_tick() -> None:
+    """Until a file touched now is later than those touched before: that clock ticks some milliseconds apart."""
+    before = time.clock_gettime_ns(CLOCK_REALTIME_COARSE)
+    wait_until(lambda: time.clock_gettime_ns(CLOCK_REALTIME_COARSE) > before, "the clock of file times ticks")
+
+
 def test_the_least_recently_used_goes_first(box: Sandbox, mount: MountFactory) -> None:
     box.populate({f"{number}": DATA[: 2 * MIB + number] for number in range(5)})
     m = mount(ttl=3600, cache_size="10M")
     for number in (0, 1, 2, 3, 0):
         (m.path / f"{number}").read_bytes()
+        wait_for_tick()
     m.remount()
     for number in (4, 4):
         (m.path / f"{number}").read_bytes()

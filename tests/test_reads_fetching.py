@@ -17,7 +17,7 @@ from cloudsimfs import content as content_module
 from cloudsimfs import fetching
 from cloudsimfs.content import Content
 from cloudsimfs.datacache import DataCache
-from cloudsimfs.errors import Cancelled, CloudsimfsError, ServiceError
+from cloudsimfs.errors import Cancelled, CloudsimfsError, NoSpace, ServiceError
 from cloudsimfs.sandbox import Sandbox
 from cloudsimfs.service import Retry, Timeouts, connect
 
@@ -161,3 +161,15 @@ def test_a_fill_keeps_the_descriptor_of_a_closed_file(content: Content, monkeypa
         wait_until(lambda: not is_open(), "the descriptor is closed")
     content.acquire()
     assert content.read(0, 65536) == DATA[:65536]
+
+
+def test_the_cache_counts_what_is_on_its_way(box: Sandbox, tmp_path: Path) -> None:
+    """The limit is one: bytes about to be kept are not on the disk yet, and taken all the same."""
+    client = connect(base_url=box.url, key=box.key, api="v1")
+    cache = DataCache(tmp_path / "cache", limit=1 << 20, client=client)
+    with cache.claim(600_000), pytest.raises(NoSpace), cache.claim(600_000):
+        pass
+    with cache.claim(600_000):  # nothing was kept
+        pass
+    cache.close()
+    client.close()
