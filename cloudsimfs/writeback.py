@@ -42,7 +42,8 @@ from cloudsimfs.workqueue import Job, WorkQueue
 
 log = logging.getLogger(__name__)
 
-WORKERS = 8
+WORKERS = 16  # uploads and deletes at the same time; small files are two round trips each
+LARGE = 64 << 20  # bytes; a new file so large is uploaded after a quarter of the delay
 RELEASE_BOUND = 2.0  # seconds the kernel may take from close(2) to release
 FSYNC_LOOK = 0.25  # seconds between looks whether who waits in fsync(2) was interrupted
 FSYNC_STALL = 60.0  # seconds fsync(2) waits while nothing is sent
@@ -204,7 +205,14 @@ class Writeback:
                 return
             job = Job("upload", inode.path, lambda job: self._upload(job, inode), size=inode.size)
             self._uploads[inode] = job
-            self.queue.put(job, delay=self._delay)
+            self.queue.put(job, delay=self._delay_of(inode))
+
+    def _delay_of(self, inode: Inode) -> float:
+        """Seconds. What a delay saves is a call if the file is written again; a large new one seldom is, and its upload
+        takes long. Some delay is left for those who write a file and then rename it.
+        """
+        is_new = inode.entry is None and not inode.uploaded
+        return self._delay / 4 if is_new and inode.size >= LARGE else self._delay
 
     def forget(self, inode: Inode) -> bool:
         """Nothing is to be uploaded of the inode; the rest as `call_off`."""
