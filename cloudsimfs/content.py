@@ -13,7 +13,6 @@ data cache's.
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import os
 import threading
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Protocol
 
 from cloudsimfs import growth
+from cloudsimfs.disk import PAGE, SLICE, data_parts, disk_failure, disk_usage, punch, write_all
 from cloudsimfs.errors import (
     BadHandle,
     Cancelled,
@@ -33,17 +33,15 @@ from cloudsimfs.errors import (
     Stale,
     VersionChanged,
 )
-from cloudsimfs.fetching import Fetcher, FetchPool, Flight, Interrupted, Source, Waiter, disk_failure, never
-from cloudsimfs.filecopy import data_parts
+from cloudsimfs.fetching import Fetcher, Flight, Interrupted, Waiter, never
+from cloudsimfs.fetchpool import FetchPool
 from cloudsimfs.rangelog import RangeLog
 from cloudsimfs.ranges import RangeSet
 from cloudsimfs.readahead import MOST_AHEAD, MOST_PIECE, Window
+from cloudsimfs.remote import Source
 from cloudsimfs.rows import Bytes
 
 BLOCK = 1 << 20  # bytes read from disk at a time for an upload
-SLICE = 64 << 10  # bytes written at once: for more the kernel looks for large pages, which can be dear
-PAGE = 4096  # bytes; what a hole in a file consists of
-PUNCH_HOLE = 3  # fallocate(2): FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
 
 
 class Room(Protocol):
@@ -220,7 +218,7 @@ class Content:
             self.present = left
             self._evictions += 1
             for start, end in freed:
-                _punch(self._fd, start, end)
+                punch(self._fd, start, end)
             return max(0, before - disk_usage(self.backing))
         finally:
             self.lock.release()
@@ -459,7 +457,7 @@ class Content:
         try:
             with self._disk:
                 for start, stop in holes:
-                    _write(fd, memoryview(block)[start - position : stop - position], start)
+                    write_all(fd, memoryview(block)[start - position : stop - position], start)
                     filled.append((start, stop))
         finally:
             with self.lock:
@@ -536,26 +534,3 @@ class Content:
             return all(self.read(start, end - start) == old.clean_bytes(start, end) for start, end in seen)
         self.read(self.size - 1, 1)  # has the ancestor looked at
         return self._begins_with == old.identity
-
-
-def _write(fd: int, data: memoryview, offset: int) -> None:
-    done = 0
-    while done < len(data):  # a nearly full disk may take a part of a slice only
-        done += os.pwrite(fd, data[done : done + SLICE], offset + done)
-
-
-def _punch(fd: int, start: int, end: int) -> None:
-    """Give the blocks of `[start, end)` back; a filesystem that cannot keeps them until the file is evicted."""
-    if start < end:
-        _libc.fallocate(fd, PUNCH_HOLE, ctypes.c_int64(start), ctypes.c_int64(end - start))
-
-
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-def disk_usage(file: Path) -> int:
-    """Bytes a file takes on disk; 0 if it is not there."""
-    try:
-        return file.stat().st_blocks * 512
-    except FileNotFoundError:
-        return 0

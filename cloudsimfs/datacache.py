@@ -27,14 +27,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from cloudsimfs import growth, rangelog
-from cloudsimfs.content import Content, disk_usage
+from cloudsimfs.content import Content
+from cloudsimfs.disk import copy_file, disk_failure, disk_usage
 from cloudsimfs.errors import MountError, NoSpace
-from cloudsimfs.fetching import FetchPool, Source, disk_failure
-from cloudsimfs.filecopy import copy_file
+from cloudsimfs.fetchpool import FetchPool
 from cloudsimfs.journal import Journal
 from cloudsimfs.rangelog import RangeLog, Record, Version
 from cloudsimfs.ranges import RangeSet
 from cloudsimfs.readahead import MOST_AHEAD
+from cloudsimfs.remote import Source
 from cloudsimfs.rows import Bytes
 from cloudsimfs.service import Client
 from cloudsimfs.service.model import Entry

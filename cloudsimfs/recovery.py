@@ -22,8 +22,8 @@ from cloudsimfs import paths
 from cloudsimfs.attrs import LocalAttr, fresh_ino
 from cloudsimfs.content import Content
 from cloudsimfs.datacache import missing_bytes
+from cloudsimfs.disk import copy_file
 from cloudsimfs.errors import Cancelled, Invalid, IsDirectory, NotFound, TimedOut
-from cloudsimfs.filecopy import copy_file
 from cloudsimfs.handles import Handles
 from cloudsimfs.inode import Inode
 from cloudsimfs.journal import read_drafts

@@ -26,12 +26,12 @@ IMPORTERS = {
 """Third parties, and SQLite: the only modules, or packages of modules, that may import them."""
 
 LAYERS = [
-    {"errors", "paths", "ranges", "readahead", "growth", "filecopy"},
+    {"errors", "paths", "ranges", "readahead", "growth", "disk"},
     {"clock"},
     {"meter"},
     {"service"},
     {"attrs", "rows"},
-    {"inode", "content", "fetching", "rangelog", "listings", "walks", "workqueue"},
+    {"inode", "content", "fetching", "fetchpool", "remote", "rangelog", "listings", "walks", "workqueue"},
     {"virtual", "runstore", "lookups", "runs", "pictures", "poller"},
     {"journal", "overlay", "dcache"},
     {"datacache"},
