@@ -165,7 +165,7 @@ def test_what_a_failed_write_has_left_beyond_the_end_is_not_uploaded(box: Sandbo
     fh = files.handles.create("f", 0o644, os.O_WRONLY)
     files.handles.write(fh, b"accepted", 0)
     content = files.handles.get(fh).inode.content
-    os.pwrite(content._fd, b"left", content.size)
+    os.pwrite(content._file.fd, b"left", content.size)
     reader = files.handles.open("f", os.O_RDONLY)  # nothing trims the file while it is open
     files.handles.flush(fh)
     files.handles.release(fh)
