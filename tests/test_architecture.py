@@ -21,7 +21,7 @@ IMPORTERS = {
     "click": {"cli"},
     "aiohttp": {"sandbox"},
     "keyring": {"keys"},
-    "sqlite3": {"journal", "listings"},
+    "sqlite3": {"database", "listings"},
 }
 """Third parties, and SQLite: the only modules, or packages of modules, that may import them."""
 
@@ -30,7 +30,7 @@ LAYERS = [
     {"clock"},
     {"meter"},
     {"service"},
-    {"attrs", "rows"},
+    {"attrs", "rows", "database"},
     {"fetchpool", "remote", "fetching"},
     {"rangelog", "presence", "backing", "content"},
     {"inode", "listings", "listingcache", "walks", "workqueue"},

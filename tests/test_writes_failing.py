@@ -75,7 +75,7 @@ def nothing_waits(files: Any) -> bool:
 
 def unwritable(files: Any, *, yes: bool) -> None:
     """Every commit of the journal fails from now on, or none."""
-    files.journal._db.execute(f"PRAGMA query_only={int(yes)}")
+    files.journal._db._connection.execute(f"PRAGMA query_only={int(yes)}")
 
 
 @pytest.mark.parametrize("step", ["journal", "backing file"])
