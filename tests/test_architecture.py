@@ -34,7 +34,7 @@ LAYERS = [
     {"fetchpool", "remote", "fetching"},
     {"rangelog", "presence", "backing", "content"},
     {"inode", "listings", "listingcache", "walks", "workqueue"},
-    {"virtual", "runstore", "lookups", "runs", "pictures", "poller"},
+    {"virtual", "runstore", "lookups", "runs", "runcommands", "pictures", "poller"},
     {"journal", "overlay", "dcache"},
     {"datacache"},
     {"syncer", "sources", "servicecache", "deletes"},
