@@ -20,8 +20,8 @@ from pathlib import Path
 
 from cloudsimfs import paths
 from cloudsimfs.attrs import LocalAttr, fresh_ino
+from cloudsimfs.cachedir import missing_bytes
 from cloudsimfs.content import Content
-from cloudsimfs.datacache import missing_bytes
 from cloudsimfs.disk import copy_file
 from cloudsimfs.errors import Cancelled, Invalid, IsDirectory, NotFound, TimedOut
 from cloudsimfs.handles import Handles

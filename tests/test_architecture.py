@@ -36,6 +36,7 @@ LAYERS = [
     {"inode", "listings", "listingcache", "walks", "workqueue"},
     {"virtual", "runstore", "lookups", "runs", "runcommands", "pictures", "poller"},
     {"journal", "overlay", "dcache"},
+    {"cachedir"},
     {"datacache"},
     {"syncer", "sources", "servicecache", "deletes"},
     {"writeback"},
