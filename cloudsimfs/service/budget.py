@@ -143,10 +143,6 @@ class _Window:
     def next_look(self, now: float) -> float:
         return max(now, self.ends if self._probe_at is None else min(self.ends, self._probe_at))
 
-    def spend_all(self) -> None:
-        if self.limit is not None:
-            self._unreported = max(0, self.limit - self._told)
-
     def renew(self) -> None:
         self._told = self._unreported = 0
 

@@ -129,7 +129,7 @@ class Client:
 
     def _list_v1(self, entry_id: int, path: str, urgency: Urgency) -> list[Entry]:
         call = v1.list_directory(entry_id)
-        return entries.listing(call, self._exchange.call(call, urgency), path).entries
+        return entries.listing(call, self._exchange.call(call, urgency), path)
 
     def list_page(self, entry_id: int, path: str, page: int, *, urgency: Urgency = Urgency.NORMAL) -> list[Entry]:
         """v2: page `page` (from 1) of a folder, by name. Raises NotOffered in v1, which has no pages."""
@@ -140,13 +140,13 @@ class Client:
     def _page(self, entry_id: int, path: str, page: int, urgency: Urgency) -> tuple[list[Any], list[Entry]]:
         call = v2.list_page(entry_id, page)
         sent = parsing.items(call, self._exchange.call(call, urgency), "a listing")
-        return sent, entries.listing(call, sent, path).entries
+        return sent, entries.listing(call, sent, path)
 
     def list_all(self, *, urgency: Urgency = Urgency.NORMAL) -> list[Entry]:
         """Every entry of the storage in one call, v1's, also for v2 accounts. It can be large."""
         call = v1.list_all()
         reply = self._exchange.call(call, urgency, entries.entry_hook())
-        return entries.listing(call, reply, None).entries
+        return entries.listing(call, reply, None)
 
     def view(self, path: str, *, urgency: Urgency = Urgency.NORMAL) -> View | None:
         """What is at `path`; None if definitely nothing. Raises Refused where v2 does not say which."""
