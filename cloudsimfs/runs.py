@@ -233,7 +233,9 @@ class Runs:
         """When the log was last asked for (monotonic), NEVER or WHOLE."""
         with self._lock:
             found = self._logs.get(run_id)
-        return NEVER if found is None else WHOLE if found.whole else found.at
+        if found is None:
+            return NEVER
+        return WHOLE if found.whole else found.at
 
     def _wants_other_logs(self, run_id: int) -> bool:
         """Whether logs of other active runs were asked for of late: then all at once are cheaper."""
