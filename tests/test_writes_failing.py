@@ -11,35 +11,21 @@ from typing import Any
 
 import pytest
 from harness import wait_until
+from world import storage_side
 
 from cloudsimfs import changes
 from cloudsimfs.clock import SystemClock
-from cloudsimfs.config import Config
 from cloudsimfs.content import Content
 from cloudsimfs.errors import CloudsimfsError, NoSpace
-from cloudsimfs.mount import _Files
 from cloudsimfs.rename import rename
-from cloudsimfs.replay import replay
 from cloudsimfs.sandbox import Sandbox
-from cloudsimfs.service import Credentials, connect
 
 
 @pytest.fixture
 def files(box: Sandbox, tmp_path: Path) -> Iterator[Any]:
     """The storage side of a mount without a kernel above it."""
-    stop = threading.Event()
-    client = connect(base_url=box.url, key=box.key, api="v1", stop=stop)
-    config = Config(box.url, Credentials(None, box.key), tmp_path / "cache", api="v1", write_back=0.0)
-    made = _Files(config, client, SystemClock(), on_change=lambda directory, names: None)
-    replay(made.tree)
-    made.writeback.start()
-    yield made
-    stop.set()
-    made.writeback.stop()
-    made.journal.close()
-    made.datacache.close()
-    made.dcache.close()
-    client.close()
+    with storage_side(box, tmp_path / "cache", "v1", SystemClock()) as made:
+        yield made
     wait_until(lambda: all(thread.name != "fetch" for thread in threading.enumerate()), "the fetchers end")
 
 
