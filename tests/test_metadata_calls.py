@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 from conftest import MountFactory
-from harness import Mounted, need, read_tree, run, wait_until, write_tree
-from test_mount_calls import cost
+from harness import Mounted, cost, need, read_tree, run, wait_until, write_tree
 
 from cloudsimfs.sandbox import Sandbox
 

@@ -5,24 +5,16 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from conftest import MountFactory
-from harness import Mounted, read_tree, record_versions, run, wait_until, write_tree
+from harness import Mounted, cost, read_tree, record_versions, run, wait_until, write_tree
 
 from cloudsimfs.sandbox import Sandbox
 
 FILES = {f"case/{number:02}": b"%d" % number for number in range(50)}
 MANY = {f"case/{number:03}": b"%d" % number * 500 for number in range(300)}
-
-
-def cost(box: Sandbox, action: Callable[[], object]) -> Counter[str]:
-    """The API calls an action makes, by operation."""
-    box.calls.reset()
-    action()
-    return Counter(call.operation for call in box.calls.entries() if call.is_api)
 
 
 def list_calls(api: str, entries: int, folders: int = 1) -> int:

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 from harness import wait_until
 
-from cloudsimfs import content as content_module
-from cloudsimfs import fetching
+from cloudsimfs import disk, fetching
 from cloudsimfs.content import Content
 from cloudsimfs.datacache import DataCache
 from cloudsimfs.errors import Cancelled, CloudsimfsError, NoSpace, ServiceError
@@ -114,7 +113,7 @@ def test_what_was_written_meanwhile_is_not_fetched_over(box: Sandbox, content: C
 @contextmanager
 def held_fills(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, threading.Event]]:
     """Fetched bytes are written only when the second event is set; the first tells that some are about to be."""
-    reached, go_on, write = threading.Event(), threading.Event(), content_module._write
+    reached, go_on, write = threading.Event(), threading.Event(), disk.write_all
 
     def held(fd: int, data: memoryview, offset: int) -> None:
         if threading.current_thread().name == "fetch":
@@ -122,7 +121,7 @@ def held_fills(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Even
             assert go_on.wait(10)
         write(fd, data, offset)
 
-    monkeypatch.setattr(content_module, "_write", held)
+    monkeypatch.setattr("cloudsimfs.content.write_all", held)
     try:
         yield reached, go_on
     finally:

@@ -11,35 +11,21 @@ from typing import Any
 
 import pytest
 from harness import wait_until
+from world import storage_side
 
 from cloudsimfs import changes
 from cloudsimfs.clock import SystemClock
-from cloudsimfs.config import Config
 from cloudsimfs.content import Content
 from cloudsimfs.errors import CloudsimfsError, NoSpace
-from cloudsimfs.mount import _Files
 from cloudsimfs.rename import rename
-from cloudsimfs.replay import replay
 from cloudsimfs.sandbox import Sandbox
-from cloudsimfs.service import Credentials, connect
 
 
 @pytest.fixture
 def files(box: Sandbox, tmp_path: Path) -> Iterator[Any]:
     """The storage side of a mount without a kernel above it."""
-    stop = threading.Event()
-    client = connect(base_url=box.url, key=box.key, api="v1", stop=stop)
-    config = Config(box.url, Credentials(None, box.key), tmp_path / "cache", api="v1", write_back=0.0)
-    made = _Files(config, client, SystemClock(), on_change=lambda directory, names: None)
-    replay(made.tree)
-    made.writeback.start()
-    yield made
-    stop.set()
-    made.writeback.stop()
-    made.journal.close()
-    made.datacache.close()
-    made.dcache.close()
-    client.close()
+    with storage_side(box, tmp_path / "cache", "v1", SystemClock()) as made:
+        yield made
     wait_until(lambda: all(thread.name != "fetch" for thread in threading.enumerate()), "the fetchers end")
 
 
@@ -75,7 +61,7 @@ def nothing_waits(files: Any) -> bool:
 
 def unwritable(files: Any, *, yes: bool) -> None:
     """Every commit of the journal fails from now on, or none."""
-    files.journal._db.execute(f"PRAGMA query_only={int(yes)}")
+    files.journal._db._connection.execute(f"PRAGMA query_only={int(yes)}")
 
 
 @pytest.mark.parametrize("step", ["journal", "backing file"])
@@ -165,7 +151,7 @@ def test_what_a_failed_write_has_left_beyond_the_end_is_not_uploaded(box: Sandbo
     fh = files.handles.create("f", 0o644, os.O_WRONLY)
     files.handles.write(fh, b"accepted", 0)
     content = files.handles.get(fh).inode.content
-    os.pwrite(content._fd, b"left", content.size)
+    os.pwrite(content._file.fd, b"left", content.size)
     reader = files.handles.open("f", os.O_RDONLY)  # nothing trims the file while it is open
     files.handles.flush(fh)
     files.handles.release(fh)

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
 import pytest
 from harness import wait_until
+from world import storage_side
 
 from cloudsimfs import changes, deletes
 from cloudsimfs.clock import SystemClock
-from cloudsimfs.config import Config
 from cloudsimfs.errors import TryAgain
 from cloudsimfs.mount import _Files
-from cloudsimfs.replay import replay
 from cloudsimfs.sandbox import Sandbox
-from cloudsimfs.service import Credentials, connect
 
 
 class MovingClock(SystemClock):
@@ -40,19 +37,8 @@ def files(
 ) -> Iterator[_Files]:
     """The storage side of a mount without a kernel above it."""
     monkeypatch.setattr(deletes, "HOLD", 0.2)
-    stop = threading.Event()
-    client = connect(base_url=box.url, key=box.key, api=api, stop=stop)
-    config = Config(box.url, Credentials(None, box.key), tmp_path / "cache", api=api, write_back=0.0)
-    made = _Files(config, client, clock, on_change=lambda directory, names: None)
-    replay(made.tree)
-    made.writeback.start()
-    yield made
-    stop.set()
-    made.writeback.stop()
-    made.journal.close()
-    made.datacache.close()
-    made.dcache.close()
-    client.close()
+    with storage_side(box, tmp_path / "cache", api, clock) as made:
+        yield made
 
 
 def names(files: _Files) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from cloudsimfs import config, datacache
+from cloudsimfs import cachedir, config
 from cloudsimfs.cli.base import main
 from cloudsimfs.cli.options import options, settings_of
 from cloudsimfs.cli.running import drain, mount_of
@@ -53,7 +53,7 @@ def cache() -> None:
 @click.option("--json", "as_json", is_flag=True, help="For programs; sizes in bytes.")
 def show(as_json: bool, **given: Any) -> None:
     """How much the cache holds, and where."""
-    found = {str(directory): datacache.measure(directory) for directory in _account_dirs(given)}
+    found = {str(directory): cachedir.measure(directory) for directory in _account_dirs(given)}
     if as_json:
         click.echo(json.dumps({place: {"bytes": used, "files": files} for place, (used, files) in found.items()}))
         return
@@ -66,7 +66,7 @@ def show(as_json: bool, **given: Any) -> None:
 def clear(**given: Any) -> None:
     """Remove what is cached and stored on the service; what waits for its upload stays. Not while it is mounted."""
     for directory in _account_dirs(given):
-        click.echo(f"{directory}: {datacache.clear(directory) / 2**20:.1f} MiB freed")
+        click.echo(f"{directory}: {cachedir.clear(directory) / 2**20:.1f} MiB freed")
 
 
 def _account_dirs(given: dict[str, Any]) -> list[Path]:
