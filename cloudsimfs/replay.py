@@ -137,6 +137,8 @@ def _replay_gone(tree: Tree, row: GoneRow, inodes: dict[int, Inode]) -> None:
         gone.finish(tree.monotonic())
     if made_anew is None:
         tree.overlay.put(gone.path, gone)
+    elif isinstance(made_anew, Inode) and not gone.is_dir:
+        made_anew.covers = gone
     if not gone.done:
         if gone.entry is None or not all(entry.id for entry in (gone.entry, *gone.below)):
             tree.writeback.service_cache.went_stale()  # what is to be found by listing may have been stored lately

@@ -422,6 +422,30 @@ def test_offline_answers_from_disk_however_old(rigs: Callable[..., Rig], box: Sa
     assert offline.box.calls.entries() == []
 
 
+def test_listings_of_a_mount_that_crashed_serve_only_while_the_service_cannot_be_asked(
+    rig: Rig, rigs: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may show what was removed just before, and what the journal knows no more: a slow answer is waited for."""
+    monkeypatch.setattr(dcache_module, "GRACE", 0.05)
+    rig.names("d")
+    wait_until(lambda: not rig.store._pending, "the listing is on disk")
+    rig.box.remove("d/x")
+    fault = rig.box.faults.add("list*", "reset")
+    assert rigs().names("d") == ["e", "x"]
+    rig.box.faults.remove(fault)
+    rig.box.faults.add("list*", "latency", seconds=0.2)
+    assert rigs(timeouts=PATIENT).names("d") == ["e"]
+
+
+def test_a_forgotten_directory_is_gone_before_that_is_on_disk(rig: Rig) -> None:
+    rig.names("d/e")
+    wait_until(lambda: not rig.store._pending, "the listing is on disk")
+    assert rig.store.load("d/e") is not None
+    rig.store.forget("d")
+    assert rig.store.load("d/e") is None
+    assert rig.store.load("d") is None
+
+
 def test_a_damaged_store_is_made_anew(rig: Rig, rigs: Callable[..., Rig], tmp_path: Path) -> None:
     rig.names("d")
     rig.close()
