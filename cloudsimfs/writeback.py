@@ -208,8 +208,8 @@ class Writeback:
             self.queue.put(job, delay=self._delay_of(inode))
 
     def _delay_of(self, inode: Inode) -> float:
-        """Seconds. What a delay saves is a call if the file is written again; a large new one seldom is, and its upload
-        takes long. Some delay is left for those who write a file and then rename it.
+        """Seconds. What a delay saves is a call if the file is written again; a large new one seldom is, and its
+        upload takes long. Some delay is left for those who write a file and then rename it.
         """
         is_new = inode.entry is None and not inode.uploaded
         return self._delay / 4 if is_new and inode.size >= LARGE else self._delay
