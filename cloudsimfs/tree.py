@@ -114,10 +114,10 @@ class Tree:
                 return Listing({}, 0.0)
         try:
             listing = self.dcache.listing(directory)
-        except NotFound:
+        except (NotFound, NotDirectory):
             if item is None and not self.overlay.implies(directory):
                 raise
-            return Listing({}, 0.0)  # made here, and the service does not show it yet
+            return Listing({}, 0.0)  # made here, and the service does not show it yet, or still a file removed here
         except ServiceError:
             if not (isinstance(item, Inode) and item.is_dir and item.entry is not None and not item.entry.id):
                 raise
@@ -145,8 +145,9 @@ class Tree:
             ]
 
     def _retire(self, item: Item, entry: Entry | None) -> None:
-        """A listing settles an overlay item. The caller holds the lock."""
-        self.overlay.pop(item.path)
+        """A listing settles an overlay item, or what one covers. The caller holds the lock."""
+        if self.overlay.get(item.path) is item:
+            self.overlay.pop(item.path)
         if isinstance(item, Gone):
             self.journal.drop_gone(item.path)
             return
@@ -373,7 +374,8 @@ class Tree:
 
     def _put_back(self, path: str, before: Item | None) -> None:
         left = self.overlay.pop(path)
-        if isinstance(left, Gone) and left is not before:
+        covered = before.covers if isinstance(before, Inode) else None
+        if isinstance(left, Gone) and left not in (before, covered):
             self.writeback.deletes.call_off(left)
         if before is None or (isinstance(before, Inode) and before.path != path):
             return

@@ -27,7 +27,7 @@ DATA = random.Random(8).randbytes(6_000_000)
 def content(box: Sandbox, tmp_path: Path) -> Iterator[Content]:
     """The content of `f`, open."""
     box.put("f", DATA)
-    timeouts, retry = Timeouts(connect=1, read=1, data=0.2, total=2), Retry(attempts=2, base=0.01)
+    timeouts, retry = Timeouts(data=0.5), Retry(attempts=2, base=0.01)
     client = connect(base_url=box.url, key=box.key, api="v1", timeouts=timeouts, retry=retry)
     cache = DataCache(tmp_path / "cache", limit=1 << 30, client=client)
     [entry] = client.list_directory(0, "")

@@ -75,7 +75,7 @@ def test_an_upload_survives_a_full_disk_at_its_start(
         fail_once(monkeypatch, Content, "acquire", lambda _: threading.current_thread().name.startswith(workers))
     write_file(files, "f", b"bytes")
     wait_until(lambda: nothing_waits(files), "nothing is pending any more")
-    files.writeback.drain(timeout=10)  # says that all is stored
+    files.writeback.drain(timeout=30)  # says that all is stored
     assert box.files() == {"f": b"bytes"}
 
 
@@ -85,7 +85,7 @@ def test_a_renames_delete_survives_a_full_disk_at_the_end_of_the_upload(
     box.put("a", b"bytes")
     fail_once(monkeypatch, files.journal, "save_file", lambda row: row.state == "stored")
     rename(files.tree, "a", "b")
-    wait_until(lambda: box.files() == {"b": b"bytes"}, "the old name goes", timeout=8)
+    wait_until(lambda: box.files() == {"b": b"bytes"}, "the old name goes")
     assert box.calls.counts()["upload-url"] == 1, "it is stored once"
 
 
@@ -107,7 +107,7 @@ def test_a_file_can_be_stored_after_its_close_failed(
     files.handles.write(fh, b"second", 0)
     files.handles.flush(fh)
     files.handles.release(fh)
-    files.writeback.drain(timeout=10)
+    files.writeback.drain(timeout=30)
     assert box.files() == {"f": b"second"}
 
 
@@ -120,7 +120,7 @@ def test_an_unlink_that_failed_deletes_nothing(box: Sandbox, files: Any) -> None
     assert files.tree.getattr("f").size == 5, "it is there as before"
     assert nothing_waits(files)
     changes.unlink(files.tree, "f")
-    files.writeback.drain(timeout=10)
+    files.writeback.drain(timeout=30)
     assert box.files() == {}
 
 
@@ -144,7 +144,7 @@ def test_a_file_that_could_not_be_made_is_not_there(files: Any) -> None:
     unwritable(files, yes=False)
     assert files.tree.readdir("") == []
     write_file(files, "f", b"bytes")
-    files.writeback.drain(timeout=10)
+    files.writeback.drain(timeout=30)
 
 
 def test_what_a_failed_write_has_left_beyond_the_end_is_not_uploaded(box: Sandbox, files: Any) -> None:
@@ -155,7 +155,7 @@ def test_what_a_failed_write_has_left_beyond_the_end_is_not_uploaded(box: Sandbo
     reader = files.handles.open("f", os.O_RDONLY)  # nothing trims the file while it is open
     files.handles.flush(fh)
     files.handles.release(fh)
-    files.writeback.drain(timeout=10)
+    files.writeback.drain(timeout=30)
     files.handles.release(reader)
     assert box.files() == {"f": b"accepted"}
 
@@ -189,7 +189,7 @@ def test_a_rename_that_failed_deletes_nothing(box: Sandbox, files: Any, is_open:
         rename(files.tree, "f", "g")
     unwritable(files, yes=False)
     assert files.tree.getattr("f").size == 5
-    files.writeback.drain(timeout=10)
+    files.writeback.drain(timeout=30)
     assert box.files()["f"] == b"bytes"
     if reader is not None:
         files.handles.release(reader)

@@ -196,6 +196,7 @@ class Client:
         size: int,
         body: Body,
         *,
+        is_listed: Callable[[Stored], bool] = lambda _: True,
         progress: Progress | None = None,
         urgency: Urgency = Urgency.BACKGROUND,
     ) -> Stored:
@@ -203,10 +204,14 @@ class Client:
 
         `body()` gives the bytes anew for each attempt; what it raises drops the connection and passes
         through. `progress` gets the bytes sent so far. Where the store's ETag is an MD5, it is compared with
-        that of what was sent.
+        that of what was sent; where there is none, `is_listed` may be asked whether the file is there.
         """
         _check_text(path)
-        return self._uploads.put(path, size, body, lambda: self._upload_link(path, urgency), progress=progress)
+
+        def ask() -> str:
+            return self._upload_link(path, urgency)
+
+        return self._uploads.put(path, size, body, ask, is_listed, progress=progress)
 
     def _upload_link(self, path: str, urgency: Urgency) -> str:
         call = v2.upload_url(path) if self._versions.in_use(urgency) == "v2" else v1.upload_url(path)
