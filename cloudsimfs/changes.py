@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from cloudsimfs import paths
 from cloudsimfs.attrs import LocalAttr, fresh_ino
-from cloudsimfs.dcache import Listing
 from cloudsimfs.errors import Exists, IsDirectory, NotDirectory, NotEmpty, NotFound, WrongState
 from cloudsimfs.inode import Inode
+from cloudsimfs.listingcache import Listing
 from cloudsimfs.overlay import is_local_name
 from cloudsimfs.service.model import Entry
 from cloudsimfs.tombstones import claim_for_file, claim_for_folder, entomb, entomb_folder, leave_folder, tombstone
