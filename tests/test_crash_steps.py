@@ -23,7 +23,8 @@ def die_at(m: Mounted, point: str, work: Callable[[], object]) -> None:
     """Mount, work, have everything stored and listed, until the daemon has killed itself at `point`."""
     done = m.try_start(crash_at=point)
     if done.returncode:  # on a busy machine what was pending may bring it there before the mount is ready
-        assert "the daemon died" in done.stderr and not UNEXPECTED.search(m.log()), done.stderr
+        assert "the daemon died" in done.stderr, done.stderr
+        assert not UNEXPECTED.search(m.log())
         return
     with contextlib.suppress(OSError):
         work()
