@@ -5,8 +5,7 @@
 
 Looked for just before an upload. The evidence is a listing that shows another version than the one the file here is
 based on, and one that cannot be our own upload, listed late (`overlay.is_foreign`): no evidence, no conflict. The
-listing at hand will do, so that a save costs no call; only if it is older than LOOK_AGE, as after days without a
-network, a new one is asked for: one call for all files of a directory.
+listing at hand will do, so that a save costs no call (`DCache.at_hand`).
 
 Threading: called by upload workers with no lock held.
 """
@@ -23,14 +22,12 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from cloudsimfs import paths
-from cloudsimfs.errors import NotFound
 from cloudsimfs.inode import Inode, WriteState
 from cloudsimfs.overlay import is_foreign
 from cloudsimfs.tree import Tree
 
 log = logging.getLogger(__name__)
 
-LOOK_AGE = 300.0  # seconds; how old the listing may be on which "nobody else has changed it" is based
 REMEMBERED = 100  # conflicts shown by `status`
 
 
@@ -60,15 +57,9 @@ class Conflicts:
         Raises the ServiceError of a listing that was needed.
         """
         directory, name = paths.split(inode.path)
-        listing = self._tree.dcache.known(directory)
+        listing = self._tree.dcache.at_hand(directory)
         if listing is None:
-            return False  # the folder is new: nobody has listed it
-        oldest = self._tree.monotonic() - LOOK_AGE
-        if listing.asked_at < oldest:
-            try:
-                listing = self._tree.dcache.listing(directory, since=oldest)
-            except NotFound:
-                return False
+            return False
         theirs = listing.names.get(name)
         if theirs is None:
             return False  # deleted by others: ours is simply stored

@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 
 GRACE = 2.0  # seconds a reader waits for a listing's renewal before the old one is served
 HOLD = 5.0  # seconds a listing that could not be renewed serves before the service is asked again
+LOOK_AGE = 300.0  # seconds; how old the listing may be on which "nobody else has changed it" is based
 STRETCH = 10.0  # times the TTL when no calls are left
 AHEAD = 8  # listings fetched at the same time ahead of a walker
 
@@ -122,6 +123,18 @@ class DCache:
             self._cache.invalidate(path)
 
     # -- asking ------------------------------------------------------------------------------------------
+
+    def at_hand(self, path: str) -> Listing | None:
+        """A listing to tell what others have changed by, at the cost of a call only if the last one is older than
+        LOOK_AGE, as after days without a network. None if nobody has listed the directory, or it is gone.
+        """
+        listing, oldest = self.known(path), self._clock.monotonic() - LOOK_AGE
+        if listing is None or listing.asked_at >= oldest:
+            return listing
+        try:
+            return self.listing(path, since=oldest)
+        except (NotFound, NotDirectory):
+            return None
 
     def listing(self, path: str, *, since: float | None = None, patient: bool = False) -> Listing:
         """The directory's listing: fresh, or fetched now, or, if that fails or takes long, the last one known.

@@ -3,6 +3,7 @@
   * a delete is held back, so that those of a whole folder can become one;
   * a rename's delete waits until what was renamed is stored (`Gone.after`);
   * what was uploaded and is not listed yet is looked for again, later and later (v1);
+  * what others have stored under the name since it was removed is not deleted;
   * a refused one is tried again, minutes apart, and given up in the end: the name is shown again.
 
 Threading: the jobs run in the queue of the uploads, so that deletes and uploads of a path come one after the other.
@@ -41,7 +42,8 @@ REFUSED_BOUND = 600.0  # seconds after which a delete that is refused again is g
 class Deletes:
     """The functions are called with no lock held. `on_kept` is told of a delete that was given up. `find_entry(path,
     since)` looks for what is stored under a path in a listing asked for after `since` (monotonic seconds);
-    `may_delete_folder` says whether a folder holds nothing but what was deleted here.
+    `may_delete_folder` says whether a folder holds nothing but what was deleted here, `was_replaced` whether others
+    have stored a later file in place of one.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Deletes:
         on_kept: Callable[[Gone], None],
         find_entry: Callable[[str, float], Entry | None],
         may_delete_folder: Callable[[Gone, float | None], bool],
+        was_replaced: Callable[[Entry], bool],
     ) -> None:
         self._client = client
         self._journal = journal
@@ -68,6 +71,7 @@ class Deletes:
         self._on_kept = on_kept
         self._find_entry = find_entry
         self._may_delete_folder = may_delete_folder
+        self._was_replaced = was_replaced
         self._jobs: dict[Gone, Job] = {}  # guarded by the queue's lock
         self._last = 0.0  # when one was last asked for, monotonic seconds; guarded by the queue's lock
         # When refused ones were last looked for, monotonic seconds; guarded by the queue's lock.
@@ -158,7 +162,7 @@ class Deletes:
         with self._queue.lock:
             if job.cancelled:
                 return
-            if not entries and lags and gone.looks < len(LATE):
+            if not entries and not gone.is_known and lags and gone.looks < len(LATE):
                 job.again, gone.since = LATE[gone.looks], None  # it may have been uploaded and not be listed yet
                 gone.looks += 1
                 return
@@ -210,7 +214,7 @@ class Deletes:
         """The entries whose delete makes the tombstone true."""
         known = gone.entry is not None and gone.entry.id
         if known and not gone.is_dir and gone.entry is not None:
-            return [gone.entry]
+            return [] if self._was_replaced(gone.entry) else [gone.entry]
         # An upload has reached the service, or may have before it was called off: look.
         self._service_cache.tell()
         started = self._clock.monotonic() if gone.since is None else gone.since
@@ -225,7 +229,7 @@ class Deletes:
             return [gone.entry]
         gone.others_stay = True  # only ours go
         found = (entry if entry.id else self._find_removed(entry.path, since, is_dir=False) for entry in gone.below)
-        return [entry for entry in found if entry is not None]
+        return [entry for entry in found if entry is not None and not self._was_replaced(entry)]
 
     def _find_removed(self, path: str, since: float, *, is_dir: bool) -> Entry | None:
         """What is stored under a removed name; a folder that has taken a file's name since is none of it."""

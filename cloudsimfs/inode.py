@@ -231,6 +231,11 @@ class Gone:
         self.refused_at = math.inf  # when the service first refused to delete it, monotonic seconds
         self.others_stay = False  # a folder's delete left it standing, with what others have put there
 
+    @property
+    def is_known(self) -> bool:
+        """Whether the ids of all that it names are known."""
+        return self.entry is not None and all(entry.id for entry in (self.entry, *self.below))
+
     def finish(self, now: float) -> None:
         """The service has nothing of it any more. `now` is monotonic seconds."""
         self.done, self.done_at = True, now

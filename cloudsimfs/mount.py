@@ -306,6 +306,7 @@ class _Files:
             on_kept=lambda gone: tombstones.kept(self.tree, gone),
             find_entry=lambda path, since: self.dcache.entry(path, since=since),
             may_delete_folder=lambda gone, since: tombstones.only_holds(self.tree, gone, since),
+            was_replaced=lambda entry: tombstones.was_replaced(self.tree, entry),
             evade_conflict=lambda inode: self.conflicts.evade(inode),
             set_aside=lambda inode: self.conflicts.set_aside(inode),
         )

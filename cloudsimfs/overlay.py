@@ -201,15 +201,22 @@ def is_foreign(inode: Inode, entry: Entry) -> bool:
 
     The caller holds the inode's lock.
     """
-    base = inode.entry
     if entry.is_dir or entry.mtime_ns is None:
         return False
-    if base is not None and (base.mtime_ns is None or entry.mtime_ns <= base.mtime_ns + BASE_SLACK_NS):
-        return False  # the same, an older one shown late, or the later one of two uploads that look alike
+    if inode.entry is not None and not is_later(inode.entry, entry):
+        return False
     if not inode.uploaded:
         return True
     # ours may be listed by now, also one whose answer was lost
     return not inode.in_doubt and entry.size != inode.stored_size and is_newer(inode, entry)
+
+
+def is_later(base: Entry, entry: Entry) -> bool:
+    """Whether an entry is surely a later version than `base`: not the same, not an older one shown late, and not the
+    later one of two uploads that look alike.
+    """
+    known = base.mtime_ns is not None and entry.mtime_ns is not None
+    return known and (entry.mtime_ns or 0) > (base.mtime_ns or 0) + BASE_SLACK_NS
 
 
 def is_newer(inode: Inode, entry: Entry) -> bool:

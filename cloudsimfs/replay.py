@@ -154,7 +154,7 @@ def _replay_gone(tree: Tree, row: GoneRow, inodes: dict[int, Inode]) -> None:
     elif isinstance(made_anew, Inode) and not gone.is_dir:
         made_anew.covers = gone
     if not gone.done:
-        if gone.entry is None or not all(entry.id for entry in (gone.entry, *gone.below)):
+        if not gone.is_known:
             tree.writeback.service_cache.went_stale()  # what is to be found by listing may have been stored lately
         waits = [inodes[ino] for ino in row.after if ino in inodes]
         tree.writeback.deletes.add(gone, after=[inode for inode in waits if not inode.is_stored])

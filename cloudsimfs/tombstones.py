@@ -8,14 +8,17 @@ what `deletes` calls, with none.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 
 from cloudsimfs import paths
 from cloudsimfs.errors import NotDirectory, NotFound
 from cloudsimfs.inode import Gone, Inode
-from cloudsimfs.overlay import unknown_folder
+from cloudsimfs.overlay import is_later, unknown_folder
 from cloudsimfs.service.model import Entry
 from cloudsimfs.tree import Tree
+
+log = logging.getLogger(__name__)
 
 REMOVAL_AGE = 60.0  # seconds; how old the listings may be on which the delete of a whole folder is based
 
@@ -169,6 +172,16 @@ def only_holds(tree: Tree, gone: Gone, since: float | None) -> bool:
         return all(check(entry.path) if entry.is_dir else was_removed(entry) for entry in names.values())
 
     return check(gone.path)
+
+
+def was_replaced(tree: Tree, entry: Entry) -> bool:
+    """Whether others have stored a later file in place of a removed one, as the listing at hand shows."""
+    listing = tree.dcache.at_hand(entry.dirname)
+    found = None if listing is None else listing.names.get(entry.name)
+    if found is None or found.is_dir or not is_later(entry, found):
+        return False
+    log.warning("/%s was removed here, and others have stored it anew: theirs stays", entry.path)
+    return True
 
 
 def deleted(tree: Tree, gone: Gone) -> None:

@@ -70,6 +70,7 @@ class Writeback:
         on_kept: Callable[[Gone], None],
         find_entry: Callable[[str, float], Entry | None],
         may_delete_folder: Callable[[Gone, float | None], bool],
+        was_replaced: Callable[[Entry], bool],
         evade_conflict: Callable[[Inode], bool],
         set_aside: Callable[[Inode], bool],
     ) -> None:
@@ -101,6 +102,7 @@ class Writeback:
             on_kept=on_kept,
             find_entry=find_entry,
             may_delete_folder=may_delete_folder,
+            was_replaced=was_replaced,
         )
 
     # -- files -------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from conftest import MountFactory
-from harness import Mounted, Tree, read_tree, record_versions, stored_versions, wait_until
+from harness import UNEXPECTED, Mounted, Tree, read_tree, record_versions, stored_versions, wait_until
 
 from cloudsimfs.sandbox import Sandbox
 
@@ -22,7 +22,10 @@ OLD, NEW = os.urandom(300_000), os.urandom(400_000)
 def die_at(m: Mounted, point: str, work: Callable[[], object]) -> None:
     """Mount, work, have everything stored and listed, until the daemon has killed itself at `point`."""
     done = m.try_start(crash_at=point)
-    assert done.returncode == 0, done.stderr
+    if done.returncode:  # on a busy machine what was pending may bring it there before the mount is ready
+        assert "the daemon died" in done.stderr, done.stderr
+        assert not UNEXPECTED.search(m.log())
+        return
     with contextlib.suppress(OSError):
         work()
         m.flush()

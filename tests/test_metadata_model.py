@@ -74,6 +74,7 @@ class Machine(RuleBasedStateMachine):
         self.sizes = itertools.count(1)
         self.shown: dict[str, int] = {}  # what must show
         self.open: dict[str, Open] = {}  # names of which that cannot be said yet
+        self.beneath: dict[str, int] = {}  # what others put unseen under names that we wrote to, and did not store
         self.made: set[str] = set()  # folders that may show although nothing is in them
         self.touched: set[str] = set()  # names we have changed since all was settled
         self.sources: set[str] = set()  # names we have renamed since, whose bytes must stay where they are
@@ -115,10 +116,12 @@ class Machine(RuleBasedStateMachine):
         return self.open[path].until if path in self.open else 0.0
 
     def we_did(self, path: str, size: Size) -> None:
-        disputed = size is None and path in self.open  # what we removed may not be what is there
-        self.open.pop(path, None)
-        if disputed:
-            self.open[path] = Open({None, self.shown.get(path)}, math.inf)
+        unseen = self.shown.get(path) if path in self.open else self.beneath.get(path)
+        disputed = self.open.pop(path, None) is not None or path in self.beneath
+        if size is None and disputed:  # what we removed may not be what is there
+            self.open[path] = Open({None, unseen}, math.inf)
+        elif unseen is not None:
+            self.beneath[path] = unseen
         self.set_shown(path, size)
         self.touched.add(path)
         self.made.update(parents(path))
@@ -241,6 +244,8 @@ class Machine(RuleBasedStateMachine):
             self.drain()
         except TryAgain:
             assert self.broken
+        else:
+            self.beneath.clear()
         self.unlisted |= self.touched
 
     def drain(self) -> None:
@@ -342,6 +347,7 @@ class Machine(RuleBasedStateMachine):
             assert self.world.read(path) == data
         self.shown = found
         self.open.clear()
+        self.beneath.clear()
         self.touched.clear()
         self.sources.clear()
         self.removed.clear()
