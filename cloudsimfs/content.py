@@ -253,6 +253,13 @@ class Content:
                 self._log.move(log)
             self._is_local = True
 
+    def make_shared(self, log: Path) -> None:
+        """They have not come to differ: `make_local` undone."""
+        with self.lock:
+            if self._log is not None:
+                self._log.move(log)
+            self._is_local = False
+
     def make_clean(self, source: Source, log: RangeLog) -> None:
         """The bytes turned out to be those of a version on the service."""
         with self.lock:

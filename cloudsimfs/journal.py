@@ -180,7 +180,7 @@ class Journal:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """All or nothing of what this thread saves inside; nests.
+        """All or nothing of what this thread saves inside, and of what it has said in `if_undone`; nests.
 
         Statements are collected and run at the end, so that the lock, the last in the order, is not held while the
         caller takes others.
@@ -191,11 +191,22 @@ class Journal:
             return
         batch: list[tuple[str, tuple[Any, ...]]] = []
         afterwards: list[Callable[[], object]] = []
-        self._local.batch, self._local.afterwards = batch, afterwards
+        undo: list[Callable[[], object]] = []
+        self._local.batch, self._local.afterwards, self._local.undo = batch, afterwards, undo
         try:
-            yield
-        finally:
-            self._local.batch = None
+            try:
+                yield
+            finally:
+                self._local.batch = None
+            self._commit(batch)
+        except BaseException:
+            for act in reversed(undo):
+                act()
+            raise
+        for act in afterwards:
+            act()
+
+    def _commit(self, batch: list[tuple[str, tuple[Any, ...]]]) -> None:
         with self._database() as db:
             db.execute("BEGIN IMMEDIATE")
             try:
@@ -206,8 +217,11 @@ class Journal:
                 if db.in_transaction:
                     db.execute("ROLLBACK")
                 raise
-        for act in afterwards:
-            act()
+
+    def if_undone(self, act: Callable[[], object]) -> None:
+        """Call `act` if the transaction this thread is in comes to nothing, the last one first; it must not fail."""
+        if getattr(self._local, "batch", None) is not None:
+            self._local.undo.append(act)
 
     def after_commit(self, act: Callable[[], object]) -> None:
         """Call `act` when what this thread has saved is committed: what cannot be undone comes last."""
