@@ -15,7 +15,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Mapping, Set
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, replace
 
@@ -24,6 +24,7 @@ from cachetools import TTLCache
 from cloudsimfs import paths
 from cloudsimfs.clock import Clock
 from cloudsimfs.errors import (
+    Cancelled,
     KeyRefused,
     NoSuchEntry,
     NotDirectory,
@@ -34,6 +35,7 @@ from cloudsimfs.errors import (
     TimedOut,
     Unreachable,
 )
+from cloudsimfs.fetching import Interrupted, never
 from cloudsimfs.listings import ListingStore
 from cloudsimfs.service import Client
 from cloudsimfs.service.model import Entry
@@ -42,6 +44,8 @@ from cloudsimfs.walks import Walks
 log = logging.getLogger(__name__)
 
 CHANGING_TTL = 3.0  # seconds a listing is believed while results are arriving in its folder
+ANSWER = 60.0  # seconds readers wait for a listing that nothing is known of; asking goes on
+LOOK = 0.1  # seconds between looks whether who waits for it was interrupted
 GRACE = 2.0  # seconds a reader waits for a listing's renewal before the old one is served
 HOLD = 5.0  # seconds a listing that could not be renewed serves before the service is asked again
 STRETCH = 10.0  # times the TTL when no calls are left
@@ -61,13 +65,15 @@ class Listing:
 
 
 class Flight(Future[Listing]):
-    """A fetch, in line or under way; `begun` is guarded by DCache._lock."""
+    """A fetch, in line or, since `begun_at` (monotonic seconds; guarded by DCache._lock), under way."""
 
-    begun = False
+    begun_at = math.inf
 
 
 class DCache:
-    """`ttl` in seconds. `on_change(directory, names)` tells what a new listing changed; no lock is held then."""
+    """`ttl` in seconds. `on_change(directory, names)` tells what a new listing changed; no lock is held then.
+    `interrupted` is asked while a reader waits.
+    """
 
     def __init__(
         self,
@@ -79,6 +85,7 @@ class DCache:
         offline: bool,
         bulk: bool,
         on_change: Callable[[str, set[str]], None],
+        interrupted: Interrupted = never,
     ) -> None:
         self._client = client
         self._store = store
@@ -86,6 +93,7 @@ class DCache:
         self._clock = clock
         self._offline = offline
         self._on_change = on_change
+        self._interrupted = interrupted
         self._walks = Walks(clock, bulk=bulk)
         self._pool = ThreadPoolExecutor(max_workers=AHEAD, thread_name_prefix="listing")
         self._lock = threading.Lock()
@@ -128,9 +136,9 @@ class DCache:
     def listing(self, path: str, *, since: float | None = None, patient: bool = False) -> Listing:
         """The directory's listing: fresh, or fetched now, or, if that fails or takes long, the last one known.
 
-        `patient` waits for the answer however long it takes. With `since` (monotonic seconds) it is one that was
-        asked for later, or an error. Raises NotFound if there is definitely no such directory, NotDirectory, or the
-        ServiceError of the call.
+        `patient`, as no reader is, waits for the answer however long it takes. With `since` (monotonic seconds) it is
+        one that was asked for later, or an error. Raises NotFound if there is definitely no such directory,
+        NotDirectory, or the ServiceError of the call.
         """
         patient = patient or since is not None
         while True:
@@ -144,8 +152,14 @@ class DCache:
                 mine = flight is None
                 if flight is None:
                     flight = self._flights[path] = Flight()
-            if known is None or known.asked_at == NEVER or patient:
+            if patient:
                 self._fly(path, flight, since)  # also one in line: those before it may be waiting for this thread
+            elif known is None or known.asked_at == NEVER:
+                threading.Thread(target=self._fly, args=(path, flight, since), name="listing", daemon=True).start()
+                if not self._comes(flight):
+                    if known is None:
+                        raise TimedOut(f"listing of /{path}: no answer in {ANSWER:.0f} s")
+                    return known
             else:
                 if mine:
                     self._pool.submit(self._fly, path, flight, since)
@@ -166,6 +180,19 @@ class DCache:
                     if not self._is_outdated_locked(path, landed):
                         return landed
             # it may have left too early: look again
+
+    def _comes(self, flight: Flight) -> bool:
+        """Wait for a listing; False if it takes too long: readers one after the other wait no longer than one.
+
+        Raises Cancelled if the reader is interrupted.
+        """
+        while not wait([flight], timeout=LOOK).done:
+            if self._interrupted():
+                raise Cancelled("interrupted while waiting for a listing")
+            with self._lock:
+                if self._clock.monotonic() > flight.begun_at + ANSWER:
+                    return False
+        return True
 
     def _usable(self, path: str, since: float | None) -> Listing | None:
         """What is known of the directory, from memory or disk."""
@@ -217,9 +244,9 @@ class DCache:
 
     def _fly(self, path: str, flight: Flight, since: float | None) -> None:
         with self._lock:
-            if flight.begun:
+            if flight.begun_at < math.inf:
                 return
-            flight.begun = True
+            flight.begun_at = self._clock.monotonic()
         listing, failure = None, None
         try:
             listing = self._renew(path, since)
