@@ -22,7 +22,9 @@ OLD, NEW = os.urandom(300_000), os.urandom(400_000)
 def die_at(m: Mounted, point: str, work: Callable[[], object]) -> None:
     """Mount, work, have everything stored and listed, until the daemon has killed itself at `point`."""
     done = m.try_start(crash_at=point)
-    assert done.returncode == 0, done.stderr
+    if done.returncode:  # what was pending has brought it to the point before it was ready
+        assert "the daemon died" in done.stderr
+        return
     with contextlib.suppress(OSError):
         work()
         m.flush()
