@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 
@@ -44,25 +44,41 @@ def fresh_ino() -> int:
 
 
 class LocalAttrs:
-    def __init__(self, attrs: Mapping[str, LocalAttr]) -> None:
+    """`if_undone` is told how to take each change back."""
+
+    def __init__(
+        self,
+        attrs: Mapping[str, LocalAttr],
+        if_undone: Callable[[Callable[[], object]], object] = lambda _: None,
+    ) -> None:
         self._attrs = dict(attrs)
+        self._if_undone = if_undone
         self._taken = Counter(attr.ino for attr in attrs.values() if attr.ino is not None)
 
     def get(self, path: str) -> LocalAttr | None:
         return self._attrs.get(path)
 
     def put(self, path: str, attr: LocalAttr) -> None:
-        self.pop(path)
-        self._attrs[path] = attr
-        if attr.ino is not None:
-            self._taken[attr.ino] += 1
+        self._replace(path, attr)
 
     def pop(self, path: str) -> None:
-        attr = self._attrs.pop(path, None)
-        if attr is not None and attr.ino is not None:
-            self._taken[attr.ino] -= 1
-            if not self._taken[attr.ino]:
-                del self._taken[attr.ino]
+        self._replace(path, None)
+
+    def _replace(self, path: str, attr: LocalAttr | None) -> None:
+        before = self._attrs.get(path)
+        self._set(path, attr)
+        self._if_undone(lambda: self._set(path, before))
+
+    def _set(self, path: str, attr: LocalAttr | None) -> None:
+        before = self._attrs.pop(path, None)
+        if before is not None and before.ino is not None:
+            self._taken[before.ino] -= 1
+            if not self._taken[before.ino]:
+                del self._taken[before.ino]
+        if attr is not None:
+            self._attrs[path] = attr
+            if attr.ino is not None:
+                self._taken[attr.ino] += 1
 
     def ino(self, path: str) -> int:
         """The path's inode number."""

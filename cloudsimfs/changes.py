@@ -19,7 +19,7 @@ from cloudsimfs.tree import Node, Tree, is_dir
 def create(tree: Tree, path: str, perm: int) -> Inode:
     """A new empty file, open for writing. Raises Exists."""
     _must_be_new(tree, path)
-    with tree.changing(path):
+    with tree.changing():
         entry, uploaded = claim_for_file(tree, path)
         inode = _new_inode(tree, path, is_dir=False, perm=perm)
         inode.rebase(entry, uploaded=uploaded, at=tree.monotonic())
@@ -37,7 +37,7 @@ def create(tree: Tree, path: str, perm: int) -> Inode:
 def mkdir(tree: Tree, path: str, perm: int) -> None:
     """A folder that is here only, until a file in it is stored (the service has no mkdir). Raises Exists."""
     _must_be_new(tree, path)
-    with tree.changing(path):
+    with tree.changing():
         covered = claim_for_folder(tree, path)
         inode = _new_inode(tree, path, is_dir=True, perm=perm)
         inode.covers = covered
@@ -73,7 +73,7 @@ def unlink(tree: Tree, path: str) -> None:
         raise IsDirectory(f"/{path}")
     directory = paths.parent(path)
     listing = tree.listing(directory)
-    with tree.changing(path):
+    with tree.changing():
         inode = tree.inode_of(path, node)
         tree.overlay.pop(path)
         gone = tombstone(tree, inode)
@@ -93,13 +93,18 @@ def rmdir(tree: Tree, path: str) -> None:
         raise NotDirectory(f"/{path}")
     listing = tree.listing(path)
     above = tree.listing(paths.parent(path))
-    with tree.changing(path):
-        if any(True for _ in tree.overlay.merge(path, listing.names)):
-            raise NotEmpty(f"/{path}")
-        entry = listed_folder(path, node, above)
-        if not leave_folder(tree, path) and entry is not None:
-            entomb_folder(tree, path, entry, empty=not listing.names)
+    with tree.changing():
+        remove_folder(tree, path, node, listing, above)
         tree.keep_folder(paths.parent(path), above)
+
+
+def remove_folder(tree: Tree, path: str, node: Node, listing: Listing, above: Listing) -> None:
+    """What `rmdir` does within its step. `listing` is the folder's, `above` that of the one it is in."""
+    if any(True for _ in tree.overlay.merge(path, listing.names)):
+        raise NotEmpty(f"/{path}")
+    entry = listed_folder(path, node, above)
+    if not leave_folder(tree, path) and entry is not None:
+        entomb_folder(tree, path, entry, empty=not listing.names)
 
 
 def listed_folder(path: str, node: Node, above: Listing) -> Entry | None:

@@ -63,7 +63,7 @@ class Conflicts:
         theirs = listing.names.get(name)
         if theirs is None:
             return False  # deleted by others: ours is simply stored
-        with self._tree.lock, self._tree.journal.transaction(), inode.lock:
+        with self._tree.changing(), inode.lock:
             if listing.asked_at <= inode.based_at:
                 return False  # known when the file got its name: no news
             waits = inode.state is WriteState.QUEUED and inode.committed and not inode.unlinked
@@ -83,12 +83,13 @@ class Conflicts:
         name shows what others have stored.
         """
         tree = self._tree
-        with tree.lock, tree.journal.transaction(), inode.lock:
+        with tree.changing(), inode.lock:
             content, path = inode.content, inode.path
             waits = inode.state is WriteState.QUEUED and inode.committed and not inode.unlinked and not inode.opens
             in_place = content is not None and content.source is not None and content.source.entry.path == path
             if not waits or not in_place or content is None or inode.attr.ino is None:
                 return False
+            tree.keep_for_undo(inode)
             tree.journal.save_draft(inode.draft_row(tree.now_ns(), kept=True), closed=False)
             tree.overlay.pop(path)
             tree.forget_attr(path)
@@ -114,6 +115,7 @@ class Conflicts:
 def _move_aside(tree: Tree, inode: Inode, path: str) -> None:
     """Its name has another file now: a closed, waiting inode goes on under a free one. Both locks are held."""
     old = inode.path
+    tree.keep_for_undo(inode)
     tree.writeback.forget(inode)
     if tree.overlay.get(old) is inode:
         tree.overlay.pop(old)

@@ -213,6 +213,12 @@ class Content:
             self._presence.move(log)
             self._is_local = True
 
+    def make_shared(self, log: Path) -> None:
+        """They have not come to differ: `make_local` undone."""
+        with self.lock:
+            self._presence.move(log)
+            self._is_local = False
+
     def make_clean(self, source: Source, log: RangeLog) -> None:
         """The bytes turned out to be those of a version on the service."""
         with self.lock:

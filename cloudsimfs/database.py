@@ -22,10 +22,11 @@ from cloudsimfs.errors import FsError, MountError, NoSpace
 
 @dataclass(slots=True)
 class _Batch:
-    """What a thread's open transaction is to run, and what follows its commit."""
+    """What a thread's open transaction is to run, what follows its commit, and what takes back what went with it."""
 
     statements: list[tuple[str, tuple[Any, ...]]] = field(default_factory=list)
     afterwards: list[Callable[[], object]] = field(default_factory=list)
+    undo: list[Callable[[], object]] = field(default_factory=list)
 
 
 class Database:
@@ -77,7 +78,7 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """All or nothing of what this thread runs inside; nests.
+        """All or nothing of what this thread runs inside, and of what it has said in `if_undone`; nests.
 
         Statements are collected and run at the end, so that the lock, the last in the order, is not held while the
         caller takes others.
@@ -87,12 +88,23 @@ class Database:
             return
         batch = self._local.batch = _Batch()
         try:
-            yield
-        finally:
-            self._local.batch = None
-        self._commit(batch)
+            try:
+                yield
+            finally:
+                self._local.batch = None
+            self._commit(batch)
+        except BaseException:
+            for act in reversed(batch.undo):
+                act()
+            raise
         for act in batch.afterwards:
             act()
+
+    def if_undone(self, act: Callable[[], object]) -> None:
+        """Call `act` if the transaction this thread is in comes to nothing, the last one first; it must not fail."""
+        batch = self._batch
+        if batch is not None:
+            batch.undo.append(act)
 
     def after_commit(self, act: Callable[[], object]) -> None:
         """Call `act` when what this thread has run is committed: what cannot be undone comes last."""

@@ -151,6 +151,12 @@ class DataCache:
                     del self._kept[key]
         content.make_local(log_of(content.backing, LOCAL))
 
+    def own(self, entry: Entry, content: Content) -> None:
+        """It does not differ after all."""
+        content.make_shared(log_of(content.backing, key_of(entry.version)))
+        with self._lock:
+            self._insert(entry, content)
+
     def discard(self, content: Content) -> None:
         """The service has something else under this version: who opens the file next shall not find it."""
         with self._lock:

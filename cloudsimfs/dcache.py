@@ -12,14 +12,16 @@ protects the flights, and comes before that of the listing cache; no other is ta
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Iterable, Set
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from concurrent.futures import TimeoutError as FutureTimeout
 
 from cloudsimfs import paths
 from cloudsimfs.clock import Clock
 from cloudsimfs.errors import (
+    Cancelled,
     KeyRefused,
     NoSuchEntry,
     NotDirectory,
@@ -30,6 +32,7 @@ from cloudsimfs.errors import (
     TimedOut,
     Unreachable,
 )
+from cloudsimfs.fetching import Interrupted, never
 from cloudsimfs.listingcache import NEVER, Listing, ListingCache
 from cloudsimfs.listings import ListingStore
 from cloudsimfs.service import Client
@@ -38,6 +41,8 @@ from cloudsimfs.walks import Walks
 
 log = logging.getLogger(__name__)
 
+ANSWER = 60.0  # seconds readers wait for a listing that nothing is known of; asking goes on
+LOOK = 0.1  # seconds between looks whether who waits for it was interrupted
 GRACE = 2.0  # seconds a reader waits for a listing's renewal before the old one is served
 HOLD = 5.0  # seconds a listing that could not be renewed serves before the service is asked again
 LOOK_AGE = 300.0  # seconds; how old the listing may be on which "nobody else has changed it" is based
@@ -46,13 +51,15 @@ AHEAD = 8  # listings fetched at the same time ahead of a walker
 
 
 class Flight(Future[Listing]):
-    """A fetch, in line or under way; `begun` is guarded by DCache._lock."""
+    """A fetch, in line or, since `begun_at` (monotonic seconds; guarded by DCache._lock), under way."""
 
-    begun = False
+    begun_at = math.inf
 
 
 class DCache:
-    """`ttl` in seconds. `on_change(directory, names)` tells what a new listing changed; no lock is held then."""
+    """`ttl` in seconds. `on_change(directory, names)` tells what a new listing changed; no lock is held then.
+    `interrupted` is asked while a reader waits.
+    """
 
     def __init__(
         self,
@@ -64,12 +71,14 @@ class DCache:
         offline: bool,
         bulk: bool,
         on_change: Callable[[str, set[str]], None],
+        interrupted: Interrupted = never,
     ) -> None:
         self._client = client
         self._clock = clock
         self._offline = offline
         self._on_change = on_change
         self._cache = ListingCache(store, ttl=ttl, clock=clock, offline=offline, stretch=self._stretch)
+        self._interrupted = interrupted
         self._walks = Walks(clock, bulk=bulk)
         self._pool = ThreadPoolExecutor(max_workers=AHEAD, thread_name_prefix="listing")
         self._lock = threading.Lock()
@@ -139,9 +148,9 @@ class DCache:
     def listing(self, path: str, *, since: float | None = None, patient: bool = False) -> Listing:
         """The directory's listing: fresh, or fetched now, or, if that fails or takes long, the last one known.
 
-        `patient` waits for the answer however long it takes. With `since` (monotonic seconds) it is one that was
-        asked for later, or an error. Raises NotFound if there is definitely no such directory, NotDirectory, or the
-        ServiceError of the call.
+        `patient`, as no reader is, waits for the answer however long it takes. With `since` (monotonic seconds) it is
+        one that was asked for later, or an error. Raises NotFound if there is definitely no such directory,
+        NotDirectory, or the ServiceError of the call.
         """
         patient = patient or since is not None
         while True:
@@ -152,8 +161,14 @@ class DCache:
             if joined is None:
                 continue  # it has landed meanwhile
             flight, mine = joined
-            if known is None or known.asked_at == NEVER or patient:
+            if patient:
                 self._fly(path, flight, since)  # also one in line: those before it may be waiting for this thread
+            elif known is None or known.asked_at == NEVER:
+                threading.Thread(target=self._fly, args=(path, flight, since), name="listing", daemon=True).start()
+                if not self._comes(flight):
+                    if known is None:
+                        raise TimedOut(f"listing of /{path}: no answer in {ANSWER:.0f} s")
+                    return known
             else:
                 if mine:
                     self._pool.submit(self._fly, path, flight, since)
@@ -167,6 +182,19 @@ class DCache:
                 if not self._cache.is_outdated(path, landed):
                     return landed
             # it may have left too early: look again
+
+    def _comes(self, flight: Flight) -> bool:
+        """Wait for a listing; False if it takes too long: readers one after the other wait no longer than one.
+
+        Raises Cancelled if the reader is interrupted.
+        """
+        while not wait([flight], timeout=LOOK).done:
+            if self._interrupted():
+                raise Cancelled("interrupted while waiting for a listing")
+            with self._lock:
+                if self._clock.monotonic() > flight.begun_at + ANSWER:
+                    return False
+        return True
 
     def _join(self, path: str, known: Listing | None) -> tuple[Flight, bool] | None:
         """The directory's flight, and whether it is new and the caller's to fly. None if `known` is not the last
@@ -193,9 +221,9 @@ class DCache:
 
     def _fly(self, path: str, flight: Flight, since: float | None) -> None:
         with self._lock:
-            if flight.begun:
+            if flight.begun_at < math.inf:
                 return
-            flight.begun = True
+            flight.begun_at = self._clock.monotonic()
         listing, failure = None, None
         try:
             listing = self._renew(path, since)

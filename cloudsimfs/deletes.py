@@ -87,10 +87,20 @@ class Deletes:
             self.save(gone)
             self._last = self._clock.monotonic()
             self._given_up.pop(gone.path, None)
-            job = Job("delete", gone.path, lambda job: self._run(job, gone), whole_folder=gone.is_dir)
-            job.held = bool(gone.after)
-            self._jobs[gone] = job
+            job = self._new_job(gone)
         self._journal.after_commit(lambda: self._put(gone, job))  # never what the journal could not take
+        self._journal.if_undone(lambda: self._drop(gone))
+
+    def _new_job(self, gone: Gone) -> Job:
+        """The caller holds the queue's lock."""
+        job = Job("delete", gone.path, lambda job: self._run(job, gone), whole_folder=gone.is_dir)
+        job.held = bool(gone.after)
+        self._jobs[gone] = job
+        return job
+
+    def _drop(self, gone: Gone) -> None:
+        with self._queue.lock:
+            self._jobs.pop(gone, None)
 
     def _put(self, gone: Gone, job: Job) -> None:
         with self._queue.lock:
@@ -107,17 +117,30 @@ class Deletes:
         """The name is wanted again. False if that may be too late: its delete had begun, or is done."""
         with self._queue.lock:
             job = self._jobs.pop(gone, None)
-            return job is not None and self._queue.cancel(job)
+            if job is None:
+                return False
+            self._journal.if_undone(lambda: self._ask_again(gone))
+            return self._queue.cancel(job)
+
+    def _ask_again(self, gone: Gone) -> None:
+        with self._queue.lock:
+            self._queue.put(self._new_job(gone), delay=HOLD)
 
     def release(self, inode: Inode) -> None:
-        """The inode is stored, or will never be: deletes need not wait for it any longer."""
+        """The inode is stored, or will never be: deletes need not wait for it any longer.
+
+        Their rows go on naming it: replay does not wait for such a one.
+        """
         with self._queue.lock:
-            for gone, job in self._jobs.items():
-                if inode in gone.after:
-                    gone.after.discard(inode)
-                    if not gone.after:  # till then the row may name what is stored: replay does not wait for that
-                        self._queue.release(job)  # also if the disk is full
-                        self.save(gone)
+            waiting = [gone for gone in self._jobs if inode in gone.after]
+        self._journal.after_commit(lambda: self._release(waiting, inode))
+
+    def _release(self, waiting: list[Gone], inode: Inode) -> None:
+        with self._queue.lock:
+            for gone in waiting:
+                gone.after.discard(inode)
+                if not gone.after and gone in self._jobs:
+                    self._queue.release(self._jobs[gone])
 
     def awaited(self, folder: str, uploads: Mapping[Inode, Job]) -> set[Job]:
         """The deletes a drain of `folder` waits for, and those of `uploads` they wait for themselves.

@@ -21,6 +21,7 @@ import enum
 import math
 import stat
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -117,6 +118,11 @@ class Inode:
         self.stored_at = math.inf  # monotonic seconds of that, or of the replay; guarded by lock
         # Local-only names (editor droppings, .fuse_hidden*) are never uploaded.
         self.local_only = False  # guarded by Tree.lock
+
+    def snapshot(self) -> Callable[[], None]:
+        """What puts every field back as it is now. The caller holds both locks till that is called, or not wanted."""
+        fields = dict(vars(self))
+        return lambda: vars(self).update(fields)
 
     def rebase(self, entry: Entry | None, *, uploaded: bool, at: float) -> None:
         """What the service has under the name from now (`at`, monotonic seconds) on. The caller holds `lock`.

@@ -142,8 +142,14 @@ class Journal:
         self._db.close()
 
     def transaction(self) -> AbstractContextManager[None]:
-        """All or nothing of what this thread saves inside; nests. The lock is taken at its end only."""
+        """All or nothing of what this thread saves inside, and of what it has said in `if_undone`; nests. The lock is
+        taken at its end only.
+        """
         return self._db.transaction()
+
+    def if_undone(self, act: Callable[[], object]) -> None:
+        """Call `act` if the transaction this thread is in comes to nothing, the last one first; it must not fail."""
+        self._db.if_undone(act)
 
     def after_commit(self, act: Callable[[], object]) -> None:
         """Call `act` when what this thread has saved is committed: what cannot be undone comes last."""

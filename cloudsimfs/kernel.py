@@ -47,8 +47,11 @@ _thread = threading.local()
 
 
 def interrupted() -> bool:
-    """Whether the caller of this thread's callback was sent a signal and waits no longer (fuse.h)."""
-    return bool(_ask_interrupted())
+    """Whether the caller of this thread's callback was sent a signal and waits no longer (fuse.h).
+
+    A thread that serves no callback must not ask libfuse: it has no request to look at.
+    """
+    return hasattr(_thread, "attached") and bool(_ask_interrupted())
 
 
 def caller() -> int:

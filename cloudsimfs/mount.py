@@ -292,6 +292,7 @@ class _Files:
             offline=config.offline,
             bulk=config.api != "v2",
             on_change=on_change,
+            interrupted=interrupted,
         )
         self.journal = Journal(config.cache_dir / "journal.db")
         self.syncer = Syncer(self.datacache, self.journal)

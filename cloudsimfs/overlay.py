@@ -38,28 +38,36 @@ def is_local_name(name: str) -> bool:
 
 
 class Overlay:
-    """Items by directory and name."""
+    """Items by directory and name. `if_undone` is told how to take each change back."""
 
-    def __init__(self) -> None:
+    def __init__(self, if_undone: Callable[[Callable[[], object]], object] = lambda _: None) -> None:
         self._directories: dict[str, dict[str, Item]] = {}
+        self._if_undone = if_undone
 
     def get(self, path: str) -> Item | None:
         directory, name = paths.split(path)
         return self._directories.get(directory, {}).get(name)
 
     def put(self, path: str, item: Item) -> None:
-        directory, name = paths.split(path)
-        self._directories.setdefault(directory, {})[name] = item
+        self._replace(path, item)
 
     def pop(self, path: str) -> Item | None:
+        return self._replace(path, None)
+
+    def _replace(self, path: str, item: Item | None) -> Item | None:
+        before = self._set(path, item)
+        self._if_undone(lambda: self._set(path, before))
+        return before
+
+    def _set(self, path: str, item: Item | None) -> Item | None:
         directory, name = paths.split(path)
-        names = self._directories.get(directory)
-        if names is None:
-            return None
-        item = names.pop(name, None)
+        names = self._directories.setdefault(directory, {})
+        before = names.pop(name, None)
+        if item is not None:
+            names[name] = item
         if not names:
             del self._directories[directory]
-        return item
+        return before
 
     def inside(self, directory: str) -> Mapping[str, Item]:
         return self._directories.get(directory, {})

@@ -119,7 +119,7 @@ class Recovery:
             raise IsDirectory(f"/{row.path} is a folder now; `cloudsimfs recover --save DIR` copies the file out")
         content, tree = self._content(row), self._tree
         tree.writeback.sources.add(content)
-        with tree.lock, tree.journal.transaction():
+        with tree.changing():
             now = tree.now_ns()
             inode = Inode(row.path, is_dir=False, entry=None, attr=LocalAttr(fresh_ino(), mtime_ns=now))
             base, uploaded = replace_target(tree, row.path, target)

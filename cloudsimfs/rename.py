@@ -1,15 +1,16 @@
 """Renames: of what is only here, a change of name; of what is stored, an upload under the new name, then a delete.
 
 The service has no rename (service-observed.md, "Behaviour"). Locally both are atomic: one step under Tree.lock,
-one journal transaction.
+one journal transaction; if that fails, neither name has changed.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from cloudsimfs import paths
-from cloudsimfs.changes import listed_folder, rmdir
+from cloudsimfs.changes import listed_folder, remove_folder
 from cloudsimfs.errors import Exists, Invalid, IsDirectory, NotDirectory, NotEmpty, NotFound, WrongState
 from cloudsimfs.inode import Gone, Inode, WriteState
 from cloudsimfs.overlay import HIDDEN_PREFIX, is_local_name, unknown_folder
@@ -33,14 +34,14 @@ def rename(tree: Tree, old: str, new: str, *, replace_target: bool = True) -> No
         if paths.is_below(new, old):
             raise Invalid(f"/{old} cannot be moved into itself")
         _check_folder_target(tree, new, target)
-        _rename_folder(tree, old, new, source)
+        _rename_folder(tree, old, new, source, target)
     else:
         if target is not None and is_dir(target):
             raise IsDirectory(f"/{new}")
         if tree.measure(old):
             source = tree.lookup(old)
         above = tree.listing(paths.parent(old))
-        with tree.changing(old):
+        with tree.changing():
             inode = tree.inode_of(old, source)
             gone = _move_file(tree, inode, new, target)
             if gone is not None:
@@ -72,7 +73,6 @@ def _check_folder_target(tree: Tree, new: str, target: Node | None) -> None:
         raise NotDirectory(f"/{new}")
     if tree.readdir(new):
         raise NotEmpty(f"/{new}")
-    rmdir(tree, new)
 
 
 def _move_file(tree: Tree, inode: Inode, new: str, target: Node | None) -> Gone | None:
@@ -82,13 +82,16 @@ def _move_file(tree: Tree, inode: Inode, new: str, target: Node | None) -> Gone 
     """
     old = inode.path
     base, uploaded = replace_target(tree, new, target)
+    tree.keep_for_undo(inode)
     tree.overlay.pop(old)
     with inode.lock:
         gone = tombstone(tree, inode)
         content = tree.content_of(inode)
+        if inode.state is WriteState.CLEAN and inode.entry is not None:
+            tree.journal.if_undone(partial(tree.datacache.own, inode.entry, content))
         tree.datacache.disown(content)
         if not paths.name(new).startswith(HIDDEN_PREFIX):
-            tree.writeback.sources.add(content)
+            tree.journal.after_commit(partial(tree.writeback.sources.add, content))
         before = tree.attr(old, inode)
         inode.attr = replace(inode.attr, ino=before.ino, mtime_ns=before.mtime_ns, version=None)
         was_open_dirty = inode.state is WriteState.DIRTY
@@ -124,11 +127,14 @@ def replace_target(tree: Tree, new: str, target: Node | None) -> tuple[Entry | N
     return (target.entry if isinstance(target, Inode) else target), False
 
 
-def _rename_folder(tree: Tree, old: str, new: str, source: Node) -> None:
+def _rename_folder(tree: Tree, old: str, new: str, source: Node, target: Node | None) -> None:
     """File by file here, one folder delete on the service when all are stored under the new name."""
     folders, files = _subtree(tree, old, source)
     above = tree.listing(paths.parent(old))
-    with tree.changing(old):
+    replaced = None if target is None else (target, tree.listing(new), tree.listing(paths.parent(new)))
+    with tree.changing():
+        if replaced is not None:
+            remove_folder(tree, new, *replaced)
         inodes = [tree.inode_of(path, node) for path, node in files]  # may raise: before anything is changed
         covered = [claim_for_folder(tree, paths.rebase(path, old, new)) for path, _ in folders]
         since = tree.monotonic()

@@ -156,5 +156,6 @@ def _replay_gone(tree: Tree, row: GoneRow, inodes: dict[int, Inode]) -> None:
     if not gone.done:
         if not gone.is_known:
             tree.writeback.service_cache.went_stale()  # what is to be found by listing may have been stored lately
-        waits = [inodes[ino] for ino in row.after if ino in inodes]
-        tree.writeback.deletes.add(gone, after=[inode for inode in waits if not inode.is_stored])
+        renamed = [inodes[ino] for ino in row.after if ino in inodes]
+        waits = [inode for inode in renamed if not (inode.is_stored or inode.local_only)]
+        tree.writeback.deletes.add(gone, after=waits)

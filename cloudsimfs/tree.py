@@ -13,7 +13,7 @@ import logging
 import stat
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
 from cloudsimfs import paths
@@ -57,8 +57,9 @@ class Tree:
         clock: Clock,
     ) -> None:
         self.lock = threading.RLock()
-        self.overlay = Overlay()  # guarded by lock
-        self.attrs = LocalAttrs(journal.attrs())  # guarded by lock
+        self.overlay = Overlay(journal.if_undone)  # guarded by lock
+        self.attrs = LocalAttrs(journal.attrs(), journal.if_undone)  # guarded by lock
+        self._held = ExitStack()  # the inodes' locks of the step under way (`changing`); guarded by lock
         self.dcache = dcache
         self.datacache = datacache
         self.writeback = writeback
@@ -340,7 +341,7 @@ class Tree:
 
     def give_up(self, inode: Inode) -> None:
         """What was written here and never closed goes; its name has what the service has."""
-        with self.lock, self.journal.transaction():
+        with self.changing():
             if inode.opens:
                 raise WrongState(f"/{inode.path} is open")
             self.overlay.pop(inode.path)
@@ -358,34 +359,16 @@ class Tree:
     # -- what changes need: all with the lock held ----------------------------------------------------------
 
     @contextmanager
-    def changing(self, path: str) -> Iterator[None]:
-        """One step that makes or removes a name, in one transaction; if that fails, the name is as it was.
+    def changing(self) -> Iterator[None]:
+        """One step that makes or removes names, in one transaction; if that fails, all is as it was."""
+        with self.lock, ExitStack() as self._held, self.journal.transaction():
+            yield
 
-        A renamed file has both names then, if the old one is stored.
-        """
-        with self.lock:
-            before = self.overlay.get(path)
-            try:
-                with self.journal.transaction():
-                    yield
-            except BaseException:
-                self._put_back(path, before)
-                raise
-
-    def _put_back(self, path: str, before: Item | None) -> None:
-        left = self.overlay.pop(path)
-        covered = before.covers if isinstance(before, Inode) else None
-        if isinstance(left, Gone) and left not in (before, covered):
-            self.writeback.deletes.call_off(left)
-        if before is None or (isinstance(before, Inode) and before.path != path):
-            return
-        self.overlay.put(path, before)
-        if isinstance(before, Inode) and before.unlinked:
-            self.attrs.put(path, before.attr)
-            with before.lock:
-                before.unlinked = False
-                if before.state in (WriteState.QUEUED, WriteState.UPLOADING):
-                    self.writeback.enqueue(before)
+    def keep_for_undo(self, inode: Inode) -> None:
+        """The inode is about to be changed in such a step: nobody else changes it before that has held or failed."""
+        self._held.enter_context(inode.lock)
+        self.journal.if_undone(self.writeback.snapshot(inode))
+        self.journal.if_undone(inode.snapshot())
 
     def touch(self, directory: str) -> None:
         """Names in a directory have changed: so does its mtime."""
@@ -401,6 +384,7 @@ class Tree:
 
     def detach(self, inode: Inode) -> None:
         """The inode, taken from the overlay, has no name any more."""
+        self.keep_for_undo(inode)
         with inode.lock:
             inode.unlinked = True
             self.writeback.removed(inode)

@@ -208,7 +208,13 @@ class Writeback:
                 return
             job = Job("upload", inode.path, lambda job: self._upload(job, inode), size=inode.size)
             self._uploads[inode] = job
-            self.queue.put(job, delay=self._delay_of(inode))
+        delay = self._delay_of(inode)
+        self._journal.after_commit(lambda: self._put(inode, job, delay))  # never under a name that may be undone
+
+    def _put(self, inode: Inode, job: Job, delay: float) -> None:
+        with self.queue.lock:
+            if self._uploads.get(inode) is job:  # else it was called off in the same transaction
+                self.queue.put(job, delay=delay)
 
     def _delay_of(self, inode: Inode) -> float:
         """Seconds. What a delay saves is a call if the file is written again; a large new one seldom is, and its
@@ -216,6 +222,23 @@ class Writeback:
         """
         is_new = inode.entry is None and not inode.uploaded
         return self._delay / 4 if is_new and inode.size >= LARGE else self._delay
+
+    def snapshot(self, inode: Inode) -> Callable[[], None]:
+        """What makes that of the inode pending which is now. The caller holds the inode's lock, also then."""
+        with self.queue.lock:
+            closing, refused, queued = inode in self._closing, self._refused.get(inode), inode in self._uploads
+
+        def put_back() -> None:
+            with self.queue.lock:
+                self.forget(inode)
+                if closing:
+                    self._closing.add(inode)
+                if refused is not None:
+                    self._refused[inode] = refused
+                if queued:
+                    self.enqueue(inode)
+
+        return put_back
 
     def forget(self, inode: Inode) -> bool:
         """Nothing is to be uploaded of the inode; the rest as `call_off`."""

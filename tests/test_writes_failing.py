@@ -17,6 +17,7 @@ from cloudsimfs import changes
 from cloudsimfs.clock import SystemClock
 from cloudsimfs.content import Content
 from cloudsimfs.errors import CloudsimfsError, NoSpace
+from cloudsimfs.overlay import is_local_name
 from cloudsimfs.rename import rename
 from cloudsimfs.sandbox import Sandbox
 
@@ -193,3 +194,81 @@ def test_a_rename_that_failed_deletes_nothing(box: Sandbox, files: Any, is_open:
     assert box.files()["f"] == b"bytes"
     if reader is not None:
         files.handles.release(reader)
+
+
+# -- a step that the journal could not take --------------------------------------------------------------------------
+
+
+def shown(files: Any) -> dict[str, tuple[Any, ...]]:
+    """All names, with what is known of them, and the files' bytes."""
+    found: dict[str, tuple[Any, ...]] = {}
+    folders = [""]
+    for folder in folders:
+        for name, attr in files.tree.readdir(folder, hidden=True):
+            path = f"{folder}/{name}".strip("/")
+            found[path] = (attr.ino, attr.mode, attr.size, None if attr.is_dir else read_file(files, path))
+            folders += [path] if attr.is_dir else []
+    return found
+
+
+def read_file(files: Any, path: str) -> bytes:
+    fh = files.handles.open(path, os.O_RDONLY)
+    buffer = bytearray(1000)
+    count = files.handles.read(fh, memoryview(buffer), 0)
+    files.handles.release(fh)
+    return bytes(buffer[:count])
+
+
+def pending(files: Any) -> list[tuple[str, str, bool]]:
+    return sorted((job.kind, job.path, job.held) for job in files.writeback.pending())
+
+
+STORED = {"stored": b"stored", "other": b"other", "folder/a": b"a", "folder/below/b": b"bb", "removed": b"removed"}
+RENAMES = {
+    "a stored file": ("stored", "new"),
+    "over a stored file": ("stored", "other"),
+    "over an upload": ("stored", "upload"),
+    "an upload": ("upload", "new"),
+    "an upload over a stored file": ("upload", "other"),
+    "an upload over another": ("upload", "another"),
+    "over what was removed": ("upload", "removed"),
+    "what waits for another's delete": ("renamed", "new"),
+    "over what waits for another's delete": ("upload", "renamed"),
+    "to a name that stays here": ("upload", "upload~"),
+    "an unlink": ("other", ".fuse_hidden0001"),
+    "a folder": ("folder", "new"),
+    "a folder over an empty one": ("folder", "empty"),
+}
+
+
+@pytest.mark.parametrize("names", RENAMES.values(), ids=list(RENAMES))
+@pytest.mark.parametrize("is_open", [False, True])
+def test_a_rename_that_failed_has_changed_nothing(
+    box: Sandbox, files: Any, names: tuple[str, str], is_open: bool
+) -> None:
+    box.populate(STORED | {"first": b"first"})
+    files.writeback._delay = 3600.0
+    write_file(files, "upload", b"upload")
+    write_file(files, "another", b"another")
+    changes.mkdir(files.tree, "empty", 0o755)
+    changes.unlink(files.tree, "removed")
+    rename(files.tree, "first", "renamed")
+    reader = files.handles.open(names[0], os.O_RDONLY) if is_open and "folder" not in names[0] else None
+    before, waiting = shown(files), pending(files)
+    unwritable(files, yes=True)
+    for _ in range(2):
+        with pytest.raises(CloudsimfsError):
+            rename(files.tree, *names)
+    unwritable(files, yes=False)
+    assert shown(files) == before
+    assert pending(files) == waiting
+    if reader is not None:
+        files.handles.release(reader)
+    rename(files.tree, *names)
+    after = shown(files)
+    assert names[0] not in after
+    if "fuse_hidden" in names[1]:
+        changes.unlink(files.tree, names[1])  # as libfuse does when it is closed
+    files.writeback.drain(timeout=20)
+    kept = {path: node[3] for path, node in after.items() if node[3] is not None and not is_local_name(path)}
+    wait_until(lambda: box.files() == kept, "the service has what is shown", timeout=10)

@@ -1,0 +1,80 @@
+"""A service that takes every call and answers none: a reader of what nobody knows waits so long and no longer."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from concurrent import futures
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from conftest import MountFactory
+from harness import ROOT, errno_of, wait_until
+from moving import Ahead
+
+from cloudsimfs.dcache import ANSWER
+from cloudsimfs.sandbox import Sandbox
+
+TREE = {"d/x": b"x", "never/z": b"z"}
+
+
+def hanging(box: Sandbox) -> Callable[[], object]:
+    """Whether a listing hangs."""
+    fault = box.faults.add("list*", "hang")
+    return lambda: fault.fired
+
+
+def test_an_unknown_listing_fails_in_time_and_is_there_once_it_has_come(
+    box: Sandbox, mount: MountFactory, tmp_path: Path
+) -> None:
+    box.populate(TREE)
+    clock = Ahead(tmp_path / "ahead")
+    m = mount(ttl=3600, program=[str(ROOT / "tests/moving.py"), str(tmp_path / "ahead"), "cloudsimfs"])
+    assert os.listdir(m.path / "d") == ["x"]
+    is_asked = hanging(box)
+    with ThreadPoolExecutor() as readers:
+        waiting = [readers.submit(errno_of, lambda: os.listdir(m.path / "never")) for _ in range(3)]
+        wait_until(is_asked, "it is asked for")
+        calls = box.calls.api_count()
+        assert os.listdir(m.path / "d") == ["x"], "what is known is served"
+        clock.move(ANSWER + 1)
+        assert {each.result(timeout=20) for each in waiting} == {errno.ETIMEDOUT}
+    assert box.calls.api_count() == calls, "all have waited for the same answer"
+    box.faults.clear()
+    wait_until(lambda: os.listdir(m.path / "never") == ["z"], "it has come")
+
+
+@pytest.mark.parametrize("api", ["v1"])
+def test_what_is_known_to_be_old_is_served_in_the_end(box: Sandbox, mount: MountFactory, tmp_path: Path) -> None:
+    box.populate(TREE)
+    clock = Ahead(tmp_path / "ahead")
+    m = mount(program=[str(ROOT / "tests/moving.py"), str(tmp_path / "ahead"), "cloudsimfs"])
+    assert os.listdir(m.path / "d") == ["x"]
+    is_asked = hanging(box)
+    (m.path / ".cloudsimfs/refresh").write_text("d")
+    with ThreadPoolExecutor() as readers:
+        waiting = readers.submit(os.listdir, m.path / "d")
+        wait_until(is_asked, "it is asked for")
+        while not waiting.done():  # one wait for each folder above
+            clock.move(ANSWER + 1)
+            futures.wait([waiting], timeout=0.5)
+        assert waiting.result() == ["x"]
+    box.faults.clear()
+
+
+@pytest.mark.parametrize("api", ["v2"])
+def test_who_waits_can_be_interrupted(box: Sandbox, mount: MountFactory) -> None:
+    box.populate(TREE)
+    m = mount()
+    is_asked = hanging(box)
+    for place in ("never", "never/z"):
+        with subprocess.Popen(["ls", m.path / place], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as ls:
+            wait_until(is_asked, "it is asked for")
+            ls.send_signal(signal.SIGINT)
+            assert ls.wait(timeout=10) == -signal.SIGINT
+    box.faults.clear()
+    assert os.listdir(m.path / "never") == ["z"]
