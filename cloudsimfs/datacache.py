@@ -383,7 +383,7 @@ def _lock_directory(directory: Path) -> int:
     except OSError:
         os.close(fd)
         raise MountError(
-            f"{directory}: in use by another mount of this account; unmount it or give --cache-dir"
+            f"{directory}: in use by another mount of this account; unmount that, or give another --cache-dir"
         ) from None
     return fd
 

@@ -78,13 +78,14 @@ class Report:
     def status_text(self) -> str:
         budget = self._client.budget.snapshot()
         used, limit = self._datacache.usage
-        left = "unlimited" if budget.remaining is None else f"{budget.remaining} of {budget.limit}"
+        left = "no limit" if budget.remaining is None else f"{budget.remaining} of {budget.limit} left"
+        left += f", and {budget.reserve} for launch, stop and sync" if budget.reserve else ""
         jobs = self._writeback.pending()
         lines = [
             f"service   {self._config.url}",
             f"pending   {_pending(len(jobs), self._uploads(jobs))}",
             f"cache     {used >> 20} of {limit >> 20} MiB in {self._config.cache_dir}",
-            f"calls     {budget.used} used this hour, {left} left",
+            f"calls     {budget.used} used this hour, {left}",
         ]
         if budget.waiting:
             turns = time.strftime("%H:%M", time.localtime(budget.resets_at))

@@ -381,4 +381,4 @@ class Runs:
 
 
 def _no_run(run_id: int) -> NotFound:
-    return NotFound(f"no run {run_id}; `cat .simulations/runs` lists them")
+    return NotFound(f"no run {run_id}; `cloudsimfs runs` lists them")

@@ -48,7 +48,7 @@ def recover(
     They are kept on this machine and never uploaded by themselves. PATH is anywhere in the mount; without one, and
     outside of a mount, the cache directories are looked through. NAME is an id or a path of the list, or a pattern.
     """
-    wanted = ("*",) if upload_all else upload
+    wanted = ("*", *upload) if upload_all else upload
     top = None if cache_dir or (url and path is None) else _mount(path)
     drafts = _listed(top) if top is not None else _stored(cache_dir, url)
     if not (save or wanted or discard):
@@ -106,7 +106,7 @@ def _named(drafts: list[Draft], names: Iterable[str]) -> list[Draft]:
     for name in names:
         pattern = name.lstrip("/")
         meant = [draft for draft in drafts if draft.id == name or fnmatch.fnmatchcase(draft.path, pattern)]
-        if not meant:
+        if not meant and name != "*":
             raise MountError(f"{name}: nothing of that name is to be recovered")
         found.update((draft.id, draft) for draft in meant)
     return list(found.values())
@@ -140,6 +140,7 @@ def _discard(top: Path, drafts: list[Draft], *, asked: bool) -> None:
             raise MountError("what is removed is gone for good: say --yes")
         if asked or click.confirm(f"{describe(draft)}\nremove it for good?"):
             _command(top, "discard", draft)
+            click.echo(f"/{draft.path}: removed")
 
 
 def _command(top: Path, verb: str, draft: Draft) -> None:

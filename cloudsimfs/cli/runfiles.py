@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from cloudsimfs import config, mountpoint, paths
-from cloudsimfs.cli.running import mount_of
+from cloudsimfs.cli.running import mount_at_hand, mount_of
 from cloudsimfs.clock import SystemClock
 from cloudsimfs.errors import MountError, NotDirectory, NotFound, Refused, TryAgain
 from cloudsimfs.journal import Journal
@@ -47,7 +47,7 @@ class RunFiles(Protocol):
 @contextmanager
 def reach(top: Path | None, settings: config.Settings, *, direct: bool) -> Iterator[RunFiles]:
     """By the mount at `top`, else (unless `direct`) the one we are in, else the only one; else without a mount."""
-    found = mount_of(top) if top is not None else None if direct else _mount_at_hand()
+    found = mount_of(top) if top is not None else None if direct else mount_at_hand()
     if found is not None:
         yield InMount(found)
         return
@@ -65,21 +65,6 @@ def reach(top: Path | None, settings: config.Settings, *, direct: bool) -> Itera
         )
         with contextlib.closing(simulations):
             yield InProcess(simulations)
-
-
-def _mount_at_hand() -> Path | None:
-    with contextlib.suppress(MountError, FileNotFoundError):
-        return mount_of(Path.cwd())
-    found = [top for top in mountpoint.all_mounts() if mountpoint.state(top) == "ok" and _is_ours(top)]
-    if len(found) > 1:
-        raise MountError(
-            f"several mounts ({', '.join(map(str, found))}): name one with --mount, or a service with --url"
-        )
-    return found[0] if found else None
-
-
-def _is_ours(top: Path) -> bool:
-    return os.access(top / SIMULATIONS / "README", os.R_OK)
 
 
 def _command(text: str) -> bytes:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
+import os
 import threading
 from concurrent.futures import Future, wait
 from pathlib import Path
@@ -25,6 +27,20 @@ def mount_of(path: Path) -> Path:
         if mountpoint.mount_type(top) == mountpoint.FS_TYPE:
             return top
     raise MountError(f"{path}: not inside a cloudsimfs mount")
+
+
+def mount_at_hand(how_to_name: str = "name one with --mount, or a service with --url") -> Path | None:
+    """The mount we are in, else the only one there is."""
+    with contextlib.suppress(MountError, FileNotFoundError):
+        return mount_of(Path.cwd())
+    found = [top for top in mountpoint.all_mounts() if mountpoint.state(top) == "ok" and _is_ours(top)]
+    if len(found) > 1:
+        raise MountError(f"several mounts ({', '.join(map(str, found))}): {how_to_name}")
+    return found[0] if found else None
+
+
+def _is_ours(top: Path) -> bool:
+    return os.access(top / SIMULATIONS / "README", os.R_OK)
 
 
 def read_status(directory: Path) -> dict[str, Any]:

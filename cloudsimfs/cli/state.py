@@ -11,7 +11,7 @@ import click
 from cloudsimfs import config, datacache
 from cloudsimfs.cli.base import main
 from cloudsimfs.cli.options import options, settings_of
-from cloudsimfs.cli.running import drain, mount_of
+from cloudsimfs.cli.running import drain, mount_at_hand, mount_of
 from cloudsimfs.control import STATE
 from cloudsimfs.errors import MountError
 from cloudsimfs.simulations import SIMULATIONS
@@ -26,21 +26,35 @@ def refresh(path: Path) -> None:
 
 
 @main.command()
-@click.argument("path", type=click.Path(path_type=Path), default=".")
+@click.argument("path", type=click.Path(path_type=Path), required=False)
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
-def status(path: Path, as_json: bool) -> None:
-    """What waits for upload, how full the cache is, and how many API calls are left, of the mount PATH is in."""
-    top = mount_of(path) / STATE
+def status(path: Path | None, as_json: bool) -> None:
+    """What waits for upload, how full the cache is, and how many API calls are left, of the mount PATH is in.
+
+    Without PATH: of the mount we are in, else of the only one.
+    """
+    top = _meant(path) / STATE
     click.echo((top / ("status.json" if as_json else "status")).read_text(), nl=False)
 
 
 @main.command()
-@click.argument("path", type=click.Path(path_type=Path), default=".")
-def flush(path: Path) -> None:
-    """Wait until all that was written in the mount PATH is in is on the service."""
-    top = mount_of(path)
+@click.argument("path", type=click.Path(path_type=Path), required=False)
+def flush(path: Path | None) -> None:
+    """Wait until all that was written in the mount PATH is in is on the service.
+
+    Without PATH: in the mount we are in, else in the only one.
+    """
+    top = _meant(path)
     if not drain(top):
         raise MountError((top / SIMULATIONS / "error").read_text().strip())
+
+
+def _meant(path: Path | None) -> Path:
+    """The mount of a path, else the one at hand. Raises MountError."""
+    top = mount_of(path) if path is not None else mount_at_hand("name one")
+    if top is None:
+        raise MountError("nothing is mounted; `cloudsimfs mount MOUNTPOINT` does it")
+    return top
 
 
 @main.group()
