@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from cloudsimfs import paths
 from cloudsimfs.attrs import LocalAttr, fresh_ino
-from cloudsimfs.dcache import Listing
 from cloudsimfs.errors import Exists, IsDirectory, NotDirectory, NotEmpty, NotFound, WrongState
 from cloudsimfs.inode import Inode
+from cloudsimfs.listingcache import Listing
 from cloudsimfs.overlay import is_local_name
 from cloudsimfs.service.model import Entry
-from cloudsimfs.tombstones import claim_name, entomb, entomb_folder, tombstone
+from cloudsimfs.tombstones import claim_for_file, claim_for_folder, entomb, entomb_folder, leave_folder, tombstone
 from cloudsimfs.tree import Node, Tree, is_dir
 
 
@@ -20,7 +20,7 @@ def create(tree: Tree, path: str, perm: int) -> Inode:
     """A new empty file, open for writing. Raises Exists."""
     _must_be_new(tree, path)
     with tree.changing(path):
-        entry, uploaded = claim_name(tree, path, folder=False)
+        entry, uploaded = claim_for_file(tree, path)
         inode = _new_inode(tree, path, is_dir=False, perm=perm)
         inode.rebase(entry, uploaded=uploaded, at=tree.monotonic())
         inode.local_only = is_local_name(paths.name(path))
@@ -38,8 +38,9 @@ def mkdir(tree: Tree, path: str, perm: int) -> None:
     """A folder that is here only, until a file in it is stored (the service has no mkdir). Raises Exists."""
     _must_be_new(tree, path)
     with tree.changing(path):
-        claim_name(tree, path, folder=True)
+        covered = claim_for_folder(tree, path)
         inode = _new_inode(tree, path, is_dir=True, perm=perm)
+        inode.covers = covered
         tree.journal.save_folder(path)
         tree.journal.save_attr(path, inode.attr)
 
@@ -95,11 +96,8 @@ def rmdir(tree: Tree, path: str) -> None:
     with tree.changing(path):
         if any(True for _ in tree.overlay.merge(path, listing.names)):
             raise NotEmpty(f"/{path}")
-        tree.overlay.pop(path)
-        tree.journal.drop_folder(path)
-        tree.forget_attr(path)
         entry = listed_folder(path, node, above)
-        if entry is not None:
+        if not leave_folder(tree, path) and entry is not None:
             entomb_folder(tree, path, entry, empty=not listing.names)
         tree.keep_folder(paths.parent(path), above)
 

@@ -64,6 +64,10 @@ def is_control(path: str) -> bool:
     return path.partition("/")[0] in TOP_NAMES
 
 
+def is_control_handle(fh: int) -> bool:
+    return fh >= FIRST_HANDLE
+
+
 class Control:
     def __init__(self, simulations: Simulations, mounted: Mounted, *, clock: Clock) -> None:
         self._simulations = simulations

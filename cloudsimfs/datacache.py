@@ -1,12 +1,7 @@
-"""The cache directory: backing files and their logs, a limit on their bytes, and eviction.
-
-    <name>              one content's bytes
-    <name>.<version>    its log, while it is what the service has: found again by the next mount (`rangelog`)
-    <name>.local        its log, while it holds local truth and a journal row names it
+"""The contents of a mount: those of stored versions, those with local truth, a limit on their bytes, and eviction.
 
 Clean contents are kept by version and evicted least recently used first; contents with local truth are never evicted,
-those in use only in the parts that nobody is about to read. The directory belongs to one mount at a time (a lock
-file), is 0700, its files 0600.
+those in use only in the parts that nobody is about to read. `cachedir` says what the files are called.
 
 Locks: `_lock` protects the tables of clean contents and the count of bytes; after Content.lock in the order (eviction
 only tries those), held over local disk I/O only.
@@ -15,8 +10,6 @@ only tries those), held over local disk I/O only.
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import hashlib
 import os
 import secrets
 import threading
@@ -27,19 +20,18 @@ from dataclasses import replace
 from pathlib import Path
 
 from cloudsimfs import growth, rangelog
-from cloudsimfs.content import Content, disk_usage
-from cloudsimfs.errors import MountError, NoSpace
-from cloudsimfs.fetching import FetchPool, Source, disk_failure
-from cloudsimfs.filecopy import copy_file
-from cloudsimfs.journal import Journal
+from cloudsimfs.cachedir import LOCAL, key_of, lock_directory, log_of, size_of, with_log
+from cloudsimfs.content import Content
+from cloudsimfs.disk import copy_file, disk_failure, disk_usage
+from cloudsimfs.errors import NoSpace
+from cloudsimfs.fetchpool import FetchPool
 from cloudsimfs.rangelog import RangeLog, Record, Version
-from cloudsimfs.ranges import RangeSet
 from cloudsimfs.readahead import MOST_AHEAD
+from cloudsimfs.remote import Source
 from cloudsimfs.rows import Bytes
 from cloudsimfs.service import Client
 from cloudsimfs.service.model import Entry
 
-LOCAL = "local"
 LOADED = 4096  # contents in memory that nobody uses; the others are found by their logs
 SLACK = 256 << 20  # bytes freed beyond what is needed, so that not every claim has to measure
 RESERVE = 32 << 20  # bytes of the disk left free, or a 32nd of it
@@ -63,7 +55,7 @@ class DataCache:
         self.data = directory / "data"
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.data.mkdir(exist_ok=True, mode=0o700)
-        self._lock_fd = _lock_directory(directory)
+        self._lock_fd = lock_directory(directory)
 
     def close(self) -> None:
         """Have what is clean on the disk, as far as that is quick, and let the directory go."""
@@ -104,20 +96,20 @@ class DataCache:
             self,
             size=entry.size,
             source=Source(self._client, entry, link=link),
-            log=RangeLog(_log_of(backing, _key(entry.version)), entry),
+            log=RangeLog(log_of(backing, key_of(entry.version)), entry),
             ancestor=None if before is None or before.size < growth.LEAST else before,
         )
 
     def _load(self, entry: Entry) -> Content | None:
         """A content that an earlier mount, or this one a while ago, has kept on disk."""
-        key = _key(entry.version)
+        key = key_of(entry.version)
         name = self._kept.pop(key, None)
         if name is None:
             return None
         backing = self.data / name
-        path = _log_of(backing, key)
+        path = log_of(backing, key)
         record = rangelog.load(path)
-        if record is None or record.version != entry.version or _size(backing) != entry.size:
+        if record is None or record.version != entry.version or size_of(backing) != entry.size:
             path.unlink(missing_ok=True)
             backing.unlink(missing_ok=True)
             return None
@@ -139,7 +131,7 @@ class DataCache:
             version, oldest = next(iter(self._clean.items()))
             if not oldest.in_use:
                 self._remove(version)
-                self._kept[_key(version)] = oldest.backing.name
+                self._kept[key_of(version)] = oldest.backing.name
 
     def _remove(self, version: Version) -> None:
         content = self._clean.pop(version)
@@ -157,7 +149,7 @@ class DataCache:
             for key, name in list(self._kept.items()):
                 if name == content.backing.name:
                     del self._kept[key]
-        content.make_local(_log_of(content.backing, LOCAL))
+        content.make_local(log_of(content.backing, LOCAL))
 
     def discard(self, content: Content) -> None:
         """The service has something else under this version: who opens the file next shall not find it."""
@@ -173,7 +165,7 @@ class DataCache:
 
     def adopt(self, entry: Entry, content: Content) -> None:
         """A content made here turned out to be the service's version `entry`: keep it as its cache."""
-        log = RangeLog(_log_of(content.backing, _key(entry.version)), entry)
+        log = RangeLog(log_of(content.backing, key_of(entry.version)), entry)
         content.make_clean(Source(self._client, entry), log)
         with self._lock:
             replaced = self._clean.get(entry.version)
@@ -207,20 +199,17 @@ class DataCache:
 
     def file_size(self, held: Bytes) -> int:
         """Bytes that were written by the daemon that died, whatever its rows say; -1 if the file is gone."""
-        return _size(self.data / held.backing)
+        return size_of(self.data / held.backing)
 
     def restore(self, held: Bytes) -> Content:
-        """The content a journal row speaks of. What was fetched and cut off since the row is in the log."""
-        record = rangelog.load(_log_of(self.data / held.backing, LOCAL))
-        if held.source is None or record is None or record.version != held.source.version:
-            return self._local(held, held.size)
-        end, present = min(held.remote_end, record.end), (*held.present, *record.present)
-        return self._local(replace(held, remote_end=end, present=present), held.size, record)
+        """The content a journal row speaks of."""
+        held, record = with_log(self.data, held)
+        return self._local(held, held.size, record)
 
     def _local(self, held: Bytes, size: int, record: Record | None = None) -> Content:
         """A content with local truth in a backing file that is there. `record`: what its log says."""
         backing, source, log = self.data / held.backing, None, None
-        path = _log_of(backing, LOCAL)
+        path = log_of(backing, LOCAL)
         if held.source is not None:
             source = Source(self._client, held.source, etag=held.etag)
             log = RangeLog(path, held.source, record)
@@ -306,7 +295,7 @@ class DataCache:
             key, name = self._kept.popitem(last=False)
             backing = self.data / name
             self._used -= disk_usage(backing)
-            _log_of(backing, key).unlink(missing_ok=True)
+            log_of(backing, key).unlink(missing_ok=True)
             backing.unlink(missing_ok=True)
         for version, content in list(self._clean.items()):
             if self._used <= enough:
@@ -332,73 +321,3 @@ class DataCache:
         """(bytes used, limit in bytes), the first an upper estimate."""
         with self._lock:
             return self._used, self._limit
-
-
-# -- the directory, with and without a mount -----------------------------------------------------------------
-
-
-def clear(directory: Path) -> int:
-    """Remove what is cached there and stored on the service; the bytes freed. Raises MountError if it is mounted."""
-    if not (directory / "data").is_dir():
-        return 0
-    lock = _lock_directory(directory)
-    try:
-        journal = Journal(directory / "journal.db")
-        keep = {row.bytes.backing for row in journal.files()} | {row.bytes.backing for row in journal.drafts()}
-        journal.close()
-        freed = 0
-        for file in (directory / "data").iterdir():
-            if file.name.partition(".")[0] not in keep:
-                freed += disk_usage(file)
-                file.unlink()
-        return freed
-    finally:
-        os.close(lock)
-
-
-def missing_bytes(data: Path, held: Bytes) -> int:
-    """How many bytes of a content with local truth in the folder `data` are only on the service."""
-    if held.source is None:
-        return 0
-    record = rangelog.load(_log_of(data / held.backing, LOCAL))
-    present, end = RangeSet(held.present), min(held.remote_end, held.size)
-    if record is not None and record.version == held.source.version:
-        end = min(end, record.end)
-        for start, stop in record.present:
-            present.add(start, stop)
-    return sum(stop - start for start, stop in present.missing(0, end))
-
-
-def measure(directory: Path) -> tuple[int, int]:
-    """(bytes on disk, files) of the cache in `directory`, mounted or not."""
-    data = directory / "data"
-    files = list(data.iterdir()) if data.is_dir() else []
-    return sum(map(disk_usage, files)), sum("." not in file.name for file in files)
-
-
-def _lock_directory(directory: Path) -> int:
-    fd = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(fd)
-        raise MountError(
-            f"{directory}: in use by another mount of this account; unmount that, or give another --cache-dir"
-        ) from None
-    return fd
-
-
-def _key(version: Version) -> str:
-    """What a log is called by."""
-    return hashlib.sha256(repr(version).encode()).hexdigest()[:24]
-
-
-def _log_of(backing: Path, key: str) -> Path:
-    return backing.with_name(f"{backing.name}.{key}")
-
-
-def _size(file: Path) -> int:
-    try:
-        return file.stat().st_size
-    except FileNotFoundError:
-        return -1

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from cloudsimfs import paths
 from cloudsimfs.clock import Clock
-from cloudsimfs.errors import NoSuchEntry, Refused
+from cloudsimfs.errors import NoSuchEntry, NotDirectory, Refused
 from cloudsimfs.inode import Gone, Inode
 from cloudsimfs.journal import Journal
 from cloudsimfs.rows import GoneRow
@@ -175,7 +175,7 @@ class Deletes:
             log.debug("/%s was deleted already", entry.path)
         except Refused:
             # v2 refuses an unknown id like anything else: look whether it is gone (service-observed.md, "Envelopes")
-            found = self._find_entry(entry.path, self._round(asked))
+            found = self._find(entry.path, self._round(asked))
             if found is not None and found.id == entry.id:
                 raise
         log.info("deleted /%s", entry.path)
@@ -229,5 +229,17 @@ class Deletes:
 
     def _find_removed(self, path: str, since: float, *, is_dir: bool) -> Entry | None:
         """What is stored under a removed name; a folder that has taken a file's name since is none of it."""
-        found = self._find_entry(path, since)
+        found = self._find(path, since)
         return found if found is not None and found.is_dir == is_dir else None
+
+    def _find(self, path: str, since: float) -> Entry | None:
+        """What is stored under a path, by a listing asked for after `since`."""
+        try:
+            return self._find_entry(path, since)
+        except NotDirectory:  # a file has taken the name of the folder above: the store may have both
+            pass
+        try:
+            view = self._client.view(path, urgency=Urgency.BACKGROUND)
+        except Refused:  # v2's word for an unknown path: it has just answered a listing
+            return None
+        return None if view is None else view.entry

@@ -27,7 +27,6 @@ WARN_DAYS = 7
 SKEW = 60.0  # seconds of the clock that still do no harm
 LOW_DISK = 1 << 30  # bytes
 DAY = 86400.0
-CALLS = 2  # what `check_service` makes at most: the version, and all entries
 
 
 @dataclass(frozen=True, slots=True)

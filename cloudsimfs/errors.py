@@ -11,12 +11,10 @@
     |   |-- NotDirectory            ENOTDIR
     |   |-- NotPermitted            EPERM
     |   |-- Denied                  EACCES
-    |   |-- ReadOnly                EROFS
     |   |-- Invalid                 EINVAL
     |   |-- BadHandle               EBADF
     |   |-- NameTooLong             ENAMETOOLONG
     |   |-- NotSupported            ENOTSUP
-    |   |-- CrossDevice             EXDEV
     |   |-- Stale                   ESTALE        the file was replaced on the service while open
     |   |-- NoSpace                 ENOSPC
     |   |-- WrongState              EBUSY         a run cannot do that now
@@ -96,10 +94,6 @@ class Denied(FsError):
     errno = errno.EACCES
 
 
-class ReadOnly(FsError):
-    errno = errno.EROFS
-
-
 class Invalid(FsError):
     errno = errno.EINVAL
 
@@ -114,10 +108,6 @@ class NameTooLong(FsError):
 
 class NotSupported(FsError):
     errno = errno.ENOTSUP
-
-
-class CrossDevice(FsError):
-    errno = errno.EXDEV
 
 
 class Stale(FsError):

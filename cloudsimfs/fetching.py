@@ -1,35 +1,27 @@
-"""Getting a file's absent bytes: one signed URL, many range requests, and readers that wait for their bytes only.
+"""Getting a file's absent bytes: many range requests, and readers that wait for their bytes only.
 
-    Source      one version of a file on the service
-    FetchPool   the threads of all files
-    Fetcher     what is under way for one file, and who waits for it
-
-A request is a `Flight`. What is under way is not asked for twice; a reader is woken when its bytes are there, or when
-the flight that was to bring them has failed. Nothing here holds a lock across the network.
+A `Fetcher` knows what is under way for one file, and who waits for it; a request is a `Flight`. What is under way is
+not asked for twice; a reader is woken when its bytes are there, or when the flight that was to bring them has failed.
 
 Locks: a Fetcher's fields are guarded by its target's lock (Content.lock), methods ending in `_locked` need it held.
-`Source` and `FetchPool` have locks of their own, leaves both.
+It is not held across the network.
 """
 
 from __future__ import annotations
 
-import errno
 import logging
-import queue
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, ExitStack
 from typing import Protocol
 
+from cloudsimfs.disk import disk_failure
 from cloudsimfs.errors import (
     BadReply,
     Cancelled,
     CloudsimfsError,
-    LinkExpired,
-    NoSpace,
     NoSuchEntry,
     ServiceError,
     Stale,
@@ -37,16 +29,14 @@ from cloudsimfs.errors import (
     Unreachable,
     VersionChanged,
 )
+from cloudsimfs.fetchpool import FetchPool
 from cloudsimfs.ranges import RangeSet
 from cloudsimfs.readahead import Readahead, Window, cut
-from cloudsimfs.service import Client, Download, Fetched
+from cloudsimfs.remote import Source
 from cloudsimfs.service.model import Entry
 
 log = logging.getLogger(__name__)
 
-THREADS = 64  # requests at the same time, of all files
-AHEAD = 32  # of those, requests ahead of readers
-AHEAD_EACH = 16  # of those, for one file
 ATTEMPTS = 4  # requests without a byte until a flight is given up
 BUFFER = 1 << 19  # bytes a thread receives at once, at most
 PAUSE = 0.2  # seconds before the second of them; then twice as long each time
@@ -58,154 +48,6 @@ Interrupted = Callable[[], bool]
 
 def never() -> bool:
     return False
-
-
-class Source:
-    """One version of a file on the service, readable by ranges: one signed URL, used until it expires.
-
-    `link` is one given out for an earlier version: it may well serve this one, and costs no call.
-    """
-
-    def __init__(
-        self, client: Client, entry: Entry, *, etag: str | None = None, link: Future[Download] | None = None
-    ) -> None:
-        self.entry = entry
-        self._client = client
-        self._lock = threading.Lock()  # protects the rest
-        self._etag = etag
-        self._link = link
-        self._inherited = link
-
-    @contextmanager
-    def open(self, offset: int, length: int) -> Iterator[Fetched]:
-        """`length` bytes from `offset` on; from 0, and all of them, if the server ignores ranges.
-
-        Raises VersionChanged if the object is no longer the pinned one, else a ServiceError.
-        """
-        link = self._linked()
-        try:
-            fetched = self._fetch(link, offset, length)
-        except (LinkExpired, VersionChanged, NoSuchEntry) as error:
-            if not isinstance(error, LinkExpired) and link is not self._inherited:
-                raise
-            self._forget(link)
-            fetched = self._fetch(self._linked(), offset, length)
-        with fetched:
-            yield fetched
-
-    def read(self, start: int, end: int) -> bytes:
-        """Exactly `[start, end)`, in memory."""
-        with self.open(start, end - start) as fetched:
-            position = fetched.offset
-            found = bytearray()
-            for block in fetched.blocks():
-                found += block[max(0, start - position) : max(0, end - position)]
-                position += len(block)
-                if position >= end:
-                    break
-        if len(found) != end - start:
-            raise BadReply(f"/{self.entry.path}: the service sent less than it announced")
-        return bytes(found)
-
-    def _fetch(self, link: Future[Download], offset: int, length: int) -> Fetched:
-        try:
-            fetched = self._client.fetch(
-                link.result(), offset=offset, length=length, if_etag=self.etag, if_size=self.entry.size
-            )
-        except (Unreachable, TimedOut) as error:  # tried several times already; the API may well be there
-            raise ServiceError(f"{error}") from error
-        with self._lock:
-            self._etag = self._etag or fetched.etag
-            # two first replies may come from two versions; an earlier version's link has to prove which it serves
-            same = fetched.etag in (None, self._etag) and (fetched.total is not None or link is not self._inherited)
-        if not same:
-            fetched.close()
-            raise VersionChanged("the file was replaced on the service")
-        return fetched
-
-    @property
-    def etag(self) -> str | None:
-        """The version's ETag, once a reply has told it."""
-        with self._lock:
-            return self._etag
-
-    @property
-    def link(self) -> Future[Download] | None:
-        """The signed URL in use, for the file's next version."""
-        with self._lock:
-            return self._link if self._link is not None and self._link.done() else None
-
-    def _linked(self) -> Future[Download]:
-        """The signed URL; who comes first asks for it, the others wait for the answer."""
-        with self._lock:
-            link = self._link
-            mine = link is None
-            if link is None:
-                link = self._link = Future()
-        if mine:
-            try:
-                link.set_result(self._client.download(self.entry.id))
-            except BaseException as error:
-                self._forget(link)
-                link.set_exception(error)
-                raise
-        link.result()
-        return link
-
-    def _forget(self, link: Future[Download]) -> None:
-        with self._lock:
-            if self._link is link:
-                self._link = None
-
-
-class FetchPool:
-    """Threads for flights, started when they are needed; they die with the process, whatever they wait for."""
-
-    def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()  # protects the rest
-        self._threads = 0
-        self._busy = 0  # jobs running or queued
-        self._files = 0  # that have jobs
-        self._closed = False
-
-    def close(self) -> None:
-        """End the threads, each after the job it has."""
-        with self._lock:
-            self._closed = True
-            for _ in range(self._threads):
-                self._jobs.put(None)
-
-    def submit(self, job: Callable[[], None]) -> None:
-        """Raises Cancelled once it is closed."""
-        with self._lock:
-            if self._closed:
-                raise Cancelled("unmounted")
-            self._busy += 1
-            start = self._threads < min(self._busy, THREADS)
-            self._threads += start
-            self._jobs.put(job)
-        if start:
-            threading.Thread(target=self._work, name="fetch", daemon=True).start()
-
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            try:
-                job()
-            except Exception:  # a bug must cost one flight, not a thread of all files
-                log.exception("fetch: unexpected")
-            with self._lock:
-                self._busy -= 1
-
-    def count_file(self, change: int) -> None:
-        """One file more (1) or less (-1) has something under way."""
-        with self._lock:
-            self._files += change
-
-    def share(self) -> int:
-        """Requests ahead of its readers one file may have under way, so that several read at once get on alike."""
-        with self._lock:
-            return min(AHEAD_EACH, AHEAD // max(1, self._files))
 
 
 class Target(Protocol):
@@ -449,10 +291,3 @@ _own = threading.local()
 def _final(error: ServiceError, entry: Entry, *, opened: bool) -> ServiceError:
     """A data connection's failure is EIO for the reader; the API's own failures keep their errno."""
     return ServiceError(f"/{entry.path}: {error}") if opened else error
-
-
-def disk_failure(error: OSError) -> CloudsimfsError:
-    """A failure of the cache's disk."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return NoSpace(f"the cache's disk is full: {error}")
-    return CloudsimfsError(f"the cache's disk failed: {error}")

@@ -102,6 +102,8 @@ class Inode:
         self.state = WriteState.CLEAN  # guarded by lock
         self.generation = 0  # guarded by lock; counts closed or changing contents
         self.committed = False  # guarded by lock; the journal has the present bytes as a closed state
+        # Of a folder: the removed file that had its name, until that is settled; guarded by Tree.lock.
+        self.covers: Gone | None = None
         self.pinned = False  # guarded by lock; the content is acquired for the open handles
         self.opens = 0  # guarded by Tree.lock
         self.writers = 0  # guarded by Tree.lock

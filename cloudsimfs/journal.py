@@ -1,4 +1,4 @@
-"""The SQLite record of everything that is not yet on the service.
+"""The record of everything that is not yet on the service, in SQLite (`database`).
 
 The order of the steps of one write, which makes `close()` a promise (design.md, invariant 1):
 
@@ -23,29 +23,27 @@ fsync(2) is no close: who writes on after it overwrites the synced bytes, as on 
 through a duplicate of a descriptor that was closed. What was written since the last close is a `draft`: the next
 mount restores the closed state, if there is one, and `recover` deals with the draft.
 
-Threading: one connection under one lock (`Journal.lock`, the last in the order); calls are short local I/O.
+Threading: any thread may save and read; the lock, the last in the order, is the database's.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import sqlite3
-import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import astuple, dataclass
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
 from cloudsimfs.attrs import LocalAttr
-from cloudsimfs.errors import FsError, MountError, NoSpace
+from cloudsimfs.database import Database, rows_of
+from cloudsimfs.errors import MountError
 from cloudsimfs.rows import (
     Bytes,
     DraftRow,
     FileRow,
     GoneRow,
+    LaunchRow,
     pack,
     pack_bytes,
     unpack,
@@ -115,136 +113,45 @@ CREATE TABLE IF NOT EXISTS attr (          -- attributes the service has no plac
 );
 """
 
-
-@dataclass(frozen=True, slots=True)
-class LaunchRow:
-    """One row of `launch`; see the schema."""
-
-    id: int
-    request: LaunchRequest
-    token: str | None
-    known: frozenset[int]
-    run: int | None
+DRAFTS = "SELECT * FROM draft ORDER BY rowid"
 
 
 def count_pending(path: Path) -> int:
     """How many files wait for their upload in the journal at `path`, which another mount may have open."""
     try:
-        with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
-            return int(db.execute("SELECT count(*) FROM file WHERE state <> 'stored'").fetchone()[0])
-    except sqlite3.Error:
+        return int(rows_of(path, "SELECT count(*) FROM file WHERE state <> 'stored'")[0][0])
+    except MountError:
         return 0
 
 
 def read_drafts(path: Path) -> list[DraftRow]:
     """The drafts in the journal at `path`, which another mount may have open. Raises MountError."""
-    try:
-        with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
-            return _drafts(db)
-    except sqlite3.Error as error:
-        raise MountError(f"{path}: the journal cannot be read: {error}") from None
-
-
-def _drafts(db: sqlite3.Connection) -> list[DraftRow]:
-    return [
-        DraftRow(ino, path, generation, bool(uploaded), unpack(base), since, bool(kept), unpack_bytes(*held))
-        for ino, path, generation, uploaded, base, since, kept, *held in db.execute(
-            "SELECT * FROM draft ORDER BY rowid"
-        )
-    ]
+    return [_draft(row) for row in rows_of(path, DRAFTS)]
 
 
 class Journal:
-    """Open (and create, 0600) the journal at `path`. Raises MountError if it cannot be used."""
+    """Open (and create, 0600) the journal at `path`. Raises MountError if it cannot be used.
+
+    What saves raises NoSpace, or FsError if it cannot be written for another reason.
+    """
 
     def __init__(self, path: Path) -> None:
-        self.lock = threading.Lock()  # protects _db
-        self._local = threading.local()  # this thread's open transaction, and what follows it
-        try:
-            os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
-            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-            self._db.execute("PRAGMA journal_mode=WAL")
-            # A commit is in the kernel's hands when it returns: it survives our death. fsync() asks for more.
-            self._db.execute("PRAGMA synchronous=NORMAL")
-            found = self._db.execute("PRAGMA user_version").fetchone()[0]
-            if found not in (0, SCHEMA_VERSION):
-                raise MountError(f"{path}: written by another version of cloudsimfs (schema {found})")
-            self._db.executescript(SCHEMA)
-            self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
-        except (sqlite3.Error, OSError) as error:
-            raise MountError(f"{path}: the journal cannot be opened: {error}") from error
+        self._db = Database(path, SCHEMA, SCHEMA_VERSION)
 
     def close(self) -> None:
-        with self.lock:
-            self._db.close()
+        self._db.close()
 
-    @contextmanager
-    def transaction(self) -> Iterator[None]:
-        """All or nothing of what this thread saves inside; nests.
-
-        Statements are collected and run at the end, so that the lock, the last in the order, is not held while the
-        caller takes others.
-        """
-        outer: list[tuple[str, tuple[Any, ...]]] | None = getattr(self._local, "batch", None)
-        if outer is not None:
-            yield
-            return
-        batch: list[tuple[str, tuple[Any, ...]]] = []
-        afterwards: list[Callable[[], object]] = []
-        self._local.batch, self._local.afterwards = batch, afterwards
-        try:
-            yield
-        finally:
-            self._local.batch = None
-        with self._database() as db:
-            db.execute("BEGIN IMMEDIATE")
-            try:
-                for sql, values in batch:
-                    db.execute(sql, values)
-                db.execute("COMMIT")
-            except BaseException:
-                if db.in_transaction:
-                    db.execute("ROLLBACK")
-                raise
-        for act in afterwards:
-            act()
+    def transaction(self) -> AbstractContextManager[None]:
+        """All or nothing of what this thread saves inside; nests. The lock is taken at its end only."""
+        return self._db.transaction()
 
     def after_commit(self, act: Callable[[], object]) -> None:
         """Call `act` when what this thread has saved is committed: what cannot be undone comes last."""
-        if getattr(self._local, "batch", None) is None:
-            act()
-        else:
-            self._local.afterwards.append(act)
-
-    @contextmanager
-    def _database(self) -> Iterator[sqlite3.Connection]:
-        """The connection, locked. Raises NoSpace, or FsError for what else SQLite cannot do."""
-        with self.lock:
-            try:
-                yield self._db
-            except sqlite3.Error as error:
-                # the module's own errors, as of a closed database, have no code
-                if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
-                    raise NoSpace(f"the journal cannot be written: {error}") from error
-                raise FsError(f"the journal cannot be written: {error}") from error
+        self._db.after_commit(act)
 
     def sync(self) -> None:
         """fsync what was committed so far (step 4)."""
-        with self._database() as db:
-            db.execute("PRAGMA synchronous=FULL")
-            try:
-                # a commit that changes the file is what makes SQLite fsync its log
-                db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
-            finally:
-                db.execute("PRAGMA synchronous=NORMAL")
-
-    def _run(self, sql: str, *values: Any) -> None:
-        batch = getattr(self._local, "batch", None)
-        if batch is not None:
-            batch.append((sql, values))
-            return
-        with self._database() as db:
-            db.execute(sql, values)
+        self._db.sync()
 
     # -- files ----------------------------------------------------------------------------------------
 
@@ -252,9 +159,9 @@ class Journal:
         """A closed state: it takes the place of the last one and of what was written since."""
         with self.transaction():
             # a rename over another unsaved file replaces that one's row
-            self._run("DELETE FROM file WHERE path = ? AND ino <> ?", row.path, row.ino)
-            self._run("DELETE FROM draft WHERE ino = ? AND NOT kept", row.ino)
-            self._run(
+            self._db.run("DELETE FROM file WHERE path = ? AND ino <> ?", row.path, row.ino)
+            self._db.run("DELETE FROM draft WHERE ino = ? AND NOT kept", row.ino)
+            self._db.run(
                 "INSERT OR REPLACE INTO file VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?)",
                 row.ino,
                 row.path,
@@ -269,10 +176,10 @@ class Journal:
     def save_draft(self, row: DraftRow, *, closed: bool) -> None:
         """What is being written. `closed`: the file's row stays; else its bytes are no more."""
         with self.transaction():
-            self._run("DELETE FROM draft WHERE ino = ? AND NOT kept", row.ino)
+            self._db.run("DELETE FROM draft WHERE ino = ? AND NOT kept", row.ino)
             if not closed:
-                self._run("DELETE FROM file WHERE ino = ?", row.ino)
-            self._run(
+                self._db.run("DELETE FROM file WHERE ino = ?", row.ino)
+            self._db.run(
                 "INSERT INTO draft VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?)",
                 row.ino,
                 row.path,
@@ -287,8 +194,8 @@ class Journal:
     def move_file(self, ino: int, path: str, base: Entry | None, *, uploaded: bool) -> None:
         """A closed state has a new name, under which it is to be uploaded."""
         with self.transaction():
-            self._run("DELETE FROM file WHERE path = ? AND ino <> ?", path, ino)
-            self._run(
+            self._db.run("DELETE FROM file WHERE path = ? AND ino <> ?", path, ino)
+            self._db.run(
                 "UPDATE file SET path = ?, state = 'closed', base = ?, uploaded = ?, stored_ns = NULL WHERE ino = ?",
                 path,
                 pack(base),
@@ -297,29 +204,27 @@ class Journal:
             )
 
     def mark_uploaded(self, ino: int) -> None:
-        self._run("UPDATE file SET uploaded = 1 WHERE ino = ?", ino)
+        self._db.run("UPDATE file SET uploaded = 1 WHERE ino = ?", ino)
 
     def drop_file(self, ino: int) -> None:
         """Nothing of the file is only here any more, or shall be."""
         with self.transaction():
-            self._run("DELETE FROM file WHERE ino = ?", ino)
-            self._run("DELETE FROM draft WHERE ino = ? AND NOT kept", ino)
+            self._db.run("DELETE FROM file WHERE ino = ?", ino)
+            self._db.run("DELETE FROM draft WHERE ino = ? AND NOT kept", ino)
 
     def files(self) -> list[FileRow]:
-        with self.lock:
-            rows = self._db.execute("SELECT * FROM file ORDER BY rowid").fetchall()
+        rows = self._db.rows("SELECT * FROM file ORDER BY rowid")
         return [
             FileRow(ino, path, state, generation, bool(uploaded), unpack(base), stored_ns, unpack_bytes(*held))
             for ino, path, state, generation, uploaded, base, stored_ns, *held in rows
         ]
 
     def drafts(self) -> list[DraftRow]:
-        with self.lock:
-            return _drafts(self._db)
+        return [_draft(row) for row in self._db.rows(DRAFTS)]
 
     def keep_draft(self, ino: int, held: Bytes) -> None:
         """The daemon that wrote it died. `held`: where its bytes are from now on."""
-        self._run(
+        self._db.run(
             "UPDATE draft SET kept = 1, backing = ?, size = ?, source = ?, etag = ?, remote_end = ?, present = ? "
             "WHERE ino = ? AND NOT kept",
             *pack_bytes(held),
@@ -327,25 +232,24 @@ class Journal:
         )
 
     def drop_draft(self, ino: int) -> None:
-        self._run("DELETE FROM draft WHERE ino = ? AND NOT kept", ino)
+        self._db.run("DELETE FROM draft WHERE ino = ? AND NOT kept", ino)
 
     def drop_kept(self, backing: str) -> None:
-        self._run("DELETE FROM draft WHERE backing = ? AND kept", backing)
+        self._db.run("DELETE FROM draft WHERE backing = ? AND kept", backing)
 
     # -- folders and tombstones -----------------------------------------------------------------------
 
     def save_folder(self, path: str) -> None:
-        self._run("INSERT OR REPLACE INTO folder VALUES (?)", path)
+        self._db.run("INSERT OR REPLACE INTO folder VALUES (?)", path)
 
     def drop_folder(self, path: str) -> None:
-        self._run("DELETE FROM folder WHERE path = ?", path)
+        self._db.run("DELETE FROM folder WHERE path = ?", path)
 
     def folders(self) -> list[str]:
-        with self.lock:
-            return [row[0] for row in self._db.execute("SELECT path FROM folder ORDER BY path")]
+        return [path for (path,) in self._db.rows("SELECT path FROM folder ORDER BY path")]
 
     def save_gone(self, row: GoneRow) -> None:
-        self._run(
+        self._db.run(
             "INSERT OR REPLACE INTO gone VALUES (?,?,?,?,?,?)",
             row.path,
             pack(row.entry),
@@ -356,11 +260,10 @@ class Journal:
         )
 
     def drop_gone(self, path: str) -> None:
-        self._run("DELETE FROM gone WHERE path = ?", path)
+        self._db.run("DELETE FROM gone WHERE path = ?", path)
 
     def gone(self) -> list[GoneRow]:
-        with self.lock:
-            rows = self._db.execute("SELECT * FROM gone ORDER BY rowid").fetchall()
+        rows = self._db.rows("SELECT * FROM gone ORDER BY rowid")
         return [
             GoneRow(
                 path=path,
@@ -378,28 +281,24 @@ class Journal:
     def intend_launch(self, request: LaunchRequest, token: str | None, known: Iterable[int]) -> int:
         """Record, as fsync does, that a launch is about to be sent. Returns the row's id."""
         text = json.dumps(astuple(request))
-        with self._database() as db:
-            cursor = db.execute(
-                "INSERT INTO launch (request, token, known) VALUES (?,?,?)", (text, token, json.dumps(list(known)))
-            )
-            row = cursor.lastrowid
+        row = self._db.insert(
+            "INSERT INTO launch (request, token, known) VALUES (?,?,?)", text, token, json.dumps(list(known))
+        )
         self.sync()
-        assert row is not None
         return row
 
     def resolve_launch(self, row: int, run: int) -> None:
         """The launch started this run. Kept if it had a token, which must never launch again."""
         with self.transaction():
-            self._run("UPDATE launch SET run = ? WHERE id = ?", run, row)
-            self._run("DELETE FROM launch WHERE id = ? AND token IS NULL", row)
+            self._db.run("UPDATE launch SET run = ? WHERE id = ?", run, row)
+            self._db.run("DELETE FROM launch WHERE id = ? AND token IS NULL", row)
 
     def drop_launch(self, row: int) -> None:
         """The launch started nothing."""
-        self._run("DELETE FROM launch WHERE id = ?", row)
+        self._db.run("DELETE FROM launch WHERE id = ?", row)
 
     def launches(self) -> list[LaunchRow]:
-        with self.lock:
-            rows = self._db.execute("SELECT id, request, token, known, run FROM launch ORDER BY id").fetchall()
+        rows = self._db.rows("SELECT id, request, token, known, run FROM launch ORDER BY id")
         return [
             LaunchRow(row, LaunchRequest(*json.loads(request)), token, frozenset(json.loads(known)), run)
             for row, request, token, known, run in rows
@@ -409,7 +308,7 @@ class Journal:
 
     def save_attr(self, path: str, attr: LocalAttr) -> None:
         version = None if attr.version is None else json.dumps(attr.version)
-        self._run(
+        self._db.run(
             "INSERT OR REPLACE INTO attr VALUES (?,?,?,?,?,?,?,?)",
             path,
             attr.ino,
@@ -422,12 +321,16 @@ class Journal:
         )
 
     def drop_attr(self, path: str) -> None:
-        self._run("DELETE FROM attr WHERE path = ?", path)
+        self._db.run("DELETE FROM attr WHERE path = ?", path)
 
     def attrs(self) -> dict[str, LocalAttr]:
-        with self.lock:
-            rows = self._db.execute("SELECT * FROM attr").fetchall()
+        rows = self._db.rows("SELECT * FROM attr")
         return {
             path: LocalAttr(ino, perm, uid, gid, mtime_ns, atime_ns, unpack_version(version))
             for path, ino, perm, uid, gid, mtime_ns, atime_ns, version in rows
         }
+
+
+def _draft(row: tuple[Any, ...]) -> DraftRow:
+    ino, path, generation, uploaded, base, since_ns, kept, *held = row
+    return DraftRow(ino, path, generation, bool(uploaded), unpack(base), since_ns, bool(kept), unpack_bytes(*held))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import sqlite3
 import threading
@@ -15,6 +16,7 @@ import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
+from cloudsimfs import paths
 from cloudsimfs.service.model import Entry
 
 log = logging.getLogger(__name__)
@@ -37,7 +39,8 @@ class ListingStore:
     def __init__(self, path: Path) -> None:
         self._lock = threading.Lock()  # protects _db
         self._db = self._open(path)
-        # After a crash our own last uploads may be missing in what was written: good only if nobody can be asked.
+        # After a crash what was written may be older than what we have done since, and what the journal, relying on
+        # a newer listing, has forgotten: good only if nobody can be asked.
         self._trusted = self._db.execute("PRAGMA application_id").fetchone()[0] == CLEAN
         self._wake = threading.Condition()  # protects the two below
         # what is to be written by directory; None: to be forgotten with all below it
@@ -85,18 +88,20 @@ class ListingStore:
     def load(self, path: str) -> tuple[float, dict[str, Entry]] | None:
         """(wall seconds of the asking, entries by name) of a directory, if it was ever listed.
 
-        The time is 0 if the last mount did not end in order.
+        The time is that of no listing, -inf, if the last mount did not end in order.
         """
         with self._wake:
             pending = self._pending.get(path)
-        if pending is not None:
-            return pending[0], dict(pending[1])
+            if pending is not None:
+                return pending[0], dict(pending[1])
+            if any(item is None and paths.is_below(path, gone) for gone, item in self._pending.items()):
+                return None
         with self._lock:
             row = self._db.execute("SELECT asked_at, entries FROM listing WHERE path = ?", (path,)).fetchone()
         if row is None:
             return None
         items = json.loads(zlib.decompress(row[1]))
-        return row[0] if self._trusted else 0.0, {
+        return row[0] if self._trusted else -math.inf, {
             name: Entry(entry_id, path, name, is_dir, size or 0, mtime_ns, size is not None)
             for entry_id, name, is_dir, size, mtime_ns in items
         }
@@ -119,8 +124,7 @@ class ListingStore:
             with self._wake:
                 while not self._pending and not self._closing:
                     self._wake.wait()
-                if not self._closing:
-                    self._wake.wait(WRITE_EVERY)  # more may come
+                self._wake.wait_for(lambda: self._closing, WRITE_EVERY)  # more may come
                 batch, closing = dict(self._pending), self._closing
             try:
                 self._write(batch)

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from cloudsimfs import changes, paths
 from cloudsimfs.attrs import path_ino
-from cloudsimfs.control import FIRST_HANDLE, Control, is_control
+from cloudsimfs.control import Control, is_control, is_control_handle
 from cloudsimfs.errors import CloudsimfsError, Invalid, NotPermitted, NotSupported
 from cloudsimfs.handles import Handles
 from cloudsimfs.inode import BLOCK, Attr
@@ -196,17 +196,17 @@ class Operations(Callbacks):  # type: ignore[misc]  # the fallback binding has n
         if is_control(path):
             return 0  # `touch` of a control file does nothing
         now = self._tree.now_ns()
-        changes: dict[str, int] = {}
+        given: dict[str, int] = {}
         for name, value in zip(("atime_ns", "mtime_ns"), times or (UTIME_NOW, UTIME_NOW), strict=True):
             if value != UTIME_OMIT:
-                changes[name] = now if value == UTIME_NOW else max(-MOST_NS, min(value, MOST_NS))
-        self._tree.set_attr(path, **changes)
+                given[name] = now if value == UTIME_NOW else max(-MOST_NS, min(value, MOST_NS))
+        self._tree.set_attr(path, **given)
         return 0
 
     @callback
     def statfs(self, _path: str) -> dict[str, int]:
         used, room = self._usage()
-        block = 4096
+        block = 4096  # bytes, the unit of what follows
         return {
             "f_bsize": block,
             "f_frsize": block,
@@ -249,7 +249,7 @@ class Operations(Callbacks):  # type: ignore[misc]  # the fallback binding has n
 
     @callback
     def mknod(self, path: str, mode: int, _dev: int) -> int:
-        if mode & 0o170000 not in (0, 0o100000):
+        if stat.S_IFMT(mode) not in (0, stat.S_IFREG):
             raise NotSupported("the service stores files only")
         fh = self._handles.create(_new_path(path), mode & 0o7777, os.O_WRONLY)
         self._handles.flush(fh)
@@ -290,7 +290,7 @@ class Operations(Callbacks):  # type: ignore[misc]  # the fallback binding has n
     @callback
     def read(self, _path: str, buffer: memoryview, offset: int, fi: Any) -> int:
         """Into `buffer`, which is libfuse's own; how many bytes."""
-        if fi.fh < FIRST_HANDLE:
+        if not is_control_handle(fi.fh):
             return self._handles.read(fi.fh, buffer, offset, interrupted)
         data = self._control.read(fi.fh, len(buffer), offset)
         buffer[: len(data)] = data
@@ -298,7 +298,7 @@ class Operations(Callbacks):  # type: ignore[misc]  # the fallback binding has n
 
     @callback
     def write(self, _path: str, data: bytes, offset: int, fi: Any) -> int:
-        if fi.fh < FIRST_HANDLE:
+        if not is_control_handle(fi.fh):
             return self._handles.write(fi.fh, data, offset)
         self._control.write(fi.fh, data)
         return len(data)
@@ -316,20 +316,20 @@ class Operations(Callbacks):  # type: ignore[misc]  # the fallback binding has n
 
     @callback
     def fallocate(self, _path: str, mode: int, offset: int, length: int, fi: Any) -> int:
-        if mode & ~FALLOC_FL_KEEP_SIZE or fi.fh >= FIRST_HANDLE:
+        if mode & ~FALLOC_FL_KEEP_SIZE or is_control_handle(fi.fh):
             raise NotSupported("only plain allocation is offered")
         self._handles.allocate(fi.fh, offset, length, keep_size=bool(mode & FALLOC_FL_KEEP_SIZE))
         return 0
 
     @callback
     def flush(self, _path: str, fi: Any) -> int:
-        if fi.fh < FIRST_HANDLE:
+        if not is_control_handle(fi.fh):
             self._handles.flush(fi.fh)
         return 0
 
     @callback
     def fsync(self, _path: str, _datasync: int, fi: Any) -> int:
-        if fi.fh < FIRST_HANDLE:
+        if not is_control_handle(fi.fh):
             self._handles.fsync(fi.fh, interrupted)
         return 0
 
@@ -340,7 +340,7 @@ class Operations(Callbacks):  # type: ignore[misc]  # the fallback binding has n
 
     @callback
     def release(self, _path: str, fi: Any) -> int:
-        if fi.fh < FIRST_HANDLE:
+        if not is_control_handle(fi.fh):
             self._handles.release(fi.fh)
         else:
             self._control.release(fi.fh)

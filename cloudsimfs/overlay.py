@@ -129,10 +129,13 @@ class Overlay:
                 if gone_is_settled(item, entry, asked_at):
                     retire(item, entry)
             elif item.is_dir:
+                if item.covers is not None and gone_is_settled(item.covers, entry, asked_at):
+                    retire(item.covers, entry)
+                    item.covers = None
                 listed = entry if entry is not None and entry.is_dir else None
                 if listed is not None or (item.entry is not None and item.entry.id):
                     item.entry = listed  # else it may be real since a moment ago, and be listed later
-                if listed is not None and not self.inside(item.path):
+                if listed is not None and item.covers is None and not self.inside(item.path):
                     retire(item, entry)  # a folder made here has become real, and holds what it held
             elif inode_is_settled(item, entry, asked_at):
                 retire(item, entry)

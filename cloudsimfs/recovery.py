@@ -20,10 +20,10 @@ from pathlib import Path
 
 from cloudsimfs import paths
 from cloudsimfs.attrs import LocalAttr, fresh_ino
+from cloudsimfs.cachedir import missing_bytes
 from cloudsimfs.content import Content
-from cloudsimfs.datacache import missing_bytes
+from cloudsimfs.disk import copy_file
 from cloudsimfs.errors import Cancelled, Invalid, IsDirectory, NotFound, TimedOut
-from cloudsimfs.filecopy import copy_file
 from cloudsimfs.handles import Handles
 from cloudsimfs.inode import Inode
 from cloudsimfs.journal import read_drafts

@@ -14,7 +14,7 @@ from cloudsimfs.errors import Exists, Invalid, IsDirectory, NotDirectory, NotEmp
 from cloudsimfs.inode import Gone, Inode, WriteState
 from cloudsimfs.overlay import HIDDEN_PREFIX, is_local_name, unknown_folder
 from cloudsimfs.service.model import Entry
-from cloudsimfs.tombstones import claim_name, entomb, tombstone, unknown_file
+from cloudsimfs.tombstones import claim_for_file, claim_for_folder, entomb, leave_folder, tombstone, unknown_file
 from cloudsimfs.tree import Node, Tree, is_dir
 
 
@@ -120,7 +120,7 @@ def replace_target(tree: Tree, new: str, target: Node | None) -> tuple[Entry | N
         tree.detach(replaced)
         return replaced.entry, replaced.uploaded
     if replaced is not None:
-        return claim_name(tree, new, folder=False)
+        return claim_for_file(tree, new)
     return (target.entry if isinstance(target, Inode) else target), False
 
 
@@ -130,15 +130,20 @@ def _rename_folder(tree: Tree, old: str, new: str, source: Node) -> None:
     above = tree.listing(paths.parent(old))
     with tree.changing(old):
         inodes = [tree.inode_of(path, node) for path, node in files]  # may raise: before anything is changed
-        for path, _ in folders:
-            claim_name(tree, paths.rebase(path, old, new), folder=True)
+        covered = [claim_for_folder(tree, paths.rebase(path, old, new)) for path, _ in folders]
         since = tree.monotonic()
         moved = [_move_file(tree, inode, paths.rebase(inode.path, old, new), None) for inode in inodes]
         left = [file.entry or unknown_file(file.path) for file in moved if file is not None]
         entry = listed_folder(old, source, above)
-        for path, node in folders:
-            _move_folder(tree, path, paths.rebase(path, old, new), node)
-        if entry is not None or left:
+        had_file = [
+            _move_folder(tree, path, paths.rebase(path, old, new), node, gone)
+            for (path, node), gone in zip(folders, covered, strict=True)
+        ]
+        if had_file[0]:  # one tombstone a name
+            for inode, file in zip(inodes, moved, strict=True):
+                if file is not None:
+                    entomb(tree, file, after=_awaited(inode))
+        elif entry is not None or left:
             gone = Gone(old, entry or unknown_folder(old), is_dir=True)
             gone.since, gone.below = since, left
             entomb(tree, gone, after={awaited for inode in inodes for awaited in _awaited(inode)})
@@ -158,14 +163,18 @@ def _subtree(tree: Tree, top: str, node: Node) -> tuple[list[tuple[str, Node]], 
     return folders, files
 
 
-def _move_folder(tree: Tree, old: str, new: str, node: Node) -> None:
-    """Make the folder under its new name, here only. The caller holds the lock and is in a transaction."""
+def _move_folder(tree: Tree, old: str, new: str, node: Node, covered: Gone | None) -> bool:
+    """Make the folder under its new name, here only. True if its old name has a removed file's tombstone again.
+
+    The caller holds the lock and is in a transaction.
+    """
     before = tree.attr(old, node)
     attr = replace(tree.local_attr(old, node), ino=before.ino, mtime_ns=before.mtime_ns)
-    tree.overlay.pop(old)
-    tree.journal.drop_folder(old)
-    tree.forget_attr(old)
-    tree.overlay.put(new, Inode(new, is_dir=True, entry=None, attr=attr))
+    had_file = leave_folder(tree, old)
+    inode = Inode(new, is_dir=True, entry=None, attr=attr)
+    inode.covers = covered
+    tree.overlay.put(new, inode)
     tree.touch(paths.parent(new))
     tree.journal.save_folder(new)
     tree.keep_attr(new, attr)
+    return had_file

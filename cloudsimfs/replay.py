@@ -31,20 +31,24 @@ def replay(tree: Tree) -> None:
     lost: set[int] = set()
     drafts = {row.ino: row for row in tree.journal.drafts() if not row.kept}
     for row in tree.journal.files():
-        if not tree.datacache.is_whole(row.bytes, row.bytes.size):
+        if _is_unlinked(row):
+            _forget(tree, row)
+        elif not tree.datacache.is_whole(row.bytes, row.bytes.size):
             log.error("/%s: its bytes are gone from the cache directory; back to what the service has", row.path)
             _keep_rest(tree, row)
             tree.dcache.invalidate(paths.parent(row.path))
             lost.add(row.ino)
-        elif not paths.name(row.path).startswith(HIDDEN_PREFIX):
+            tree.journal.drop_file(row.ino)
+        else:
             inodes[row.ino] = _replay_file(tree, row)
             if row.ino in drafts:
                 _keep_draft(tree, inodes[row.ino], drafts.pop(row.ino))
             continue
-        tree.journal.drop_file(row.ino)  # lost, or unlinked while open: its last handle died with the daemon
         drafts.pop(row.ino, None)
     for draft in drafts.values():
-        if paths.name(draft.path).startswith(HIDDEN_PREFIX) or not tree.datacache.is_whole(draft.bytes, 0):
+        if _is_unlinked(draft):
+            _forget(tree, draft)
+        elif not tree.datacache.is_whole(draft.bytes, 0):
             tree.journal.drop_file(draft.ino)
         else:
             inodes[draft.ino] = _replay_draft(tree, draft)
@@ -57,6 +61,16 @@ def replay(tree: Tree) -> None:
     tree.datacache.sweep(
         kept | {inode.content.backing.name for inode in inodes.values() if inode.content is not None}
     )
+
+
+def _is_unlinked(row: FileRow | DraftRow) -> bool:
+    """Whether the file was unlinked while open: its last handle has died with the daemon."""
+    return paths.name(row.path).startswith(HIDDEN_PREFIX)
+
+
+def _forget(tree: Tree, row: FileRow | DraftRow) -> None:
+    tree.journal.drop_file(row.ino)
+    tree.forget_attr(row.path)
 
 
 def _replay_file(tree: Tree, row: FileRow) -> Inode:
@@ -137,6 +151,8 @@ def _replay_gone(tree: Tree, row: GoneRow, inodes: dict[int, Inode]) -> None:
         gone.finish(tree.monotonic())
     if made_anew is None:
         tree.overlay.put(gone.path, gone)
+    elif isinstance(made_anew, Inode) and not gone.is_dir:
+        made_anew.covers = gone
     if not gone.done:
         if gone.entry is None or not all(entry.id for entry in (gone.entry, *gone.below)):
             tree.writeback.service_cache.went_stale()  # what is to be found by listing may have been stored lately

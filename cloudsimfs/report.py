@@ -150,5 +150,7 @@ def _mib(size: float) -> str:
 
 
 def _duration(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
-    return f"{seconds:.0f} s" if seconds < 100 else f"{minutes} min" if minutes < 100 else f"{minutes / 60:.1f} h"
+    return f"{minutes} min" if minutes < 100 else f"{minutes / 60:.1f} h"

@@ -1,11 +1,11 @@
-"""The rows of the journal that are about files as values, and entries as text. The schema is in `journal`. Pure."""
+"""The rows of the journal as values, and entries as text. The schema is in `journal`. Pure."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
 
-from cloudsimfs.service.model import Entry
+from cloudsimfs.service.model import Entry, LaunchRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,17 @@ class GoneRow:
     below: tuple[Entry, ...]
     after: tuple[int, ...]
     done: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchRow:
+    """One row of `launch`; see the schema."""
+
+    id: int
+    request: LaunchRequest
+    token: str | None
+    known: frozenset[int]
+    run: int | None
 
 
 def pack(entry: Entry | None) -> str | None:

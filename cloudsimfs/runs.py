@@ -1,4 +1,4 @@
-"""Simulations: one shared list of runs, their logs, and the commands stop and sync.
+"""Simulations: one shared list of runs, and their logs.
 
 One list call refreshes every run for everybody who looks; nobody looking means no calls. What is known is kept on
 disk (`runstore`) and serves while the service cannot be asked, or takes long to answer. v1's list carries the logs
@@ -23,17 +23,15 @@ from typing import Protocol
 
 from cloudsimfs.clock import Clock
 from cloudsimfs.errors import (
-    Invalid,
     KeyRefused,
     NoSuchEntry,
     NotFound,
     NotOffered,
     Refused,
     ServiceError,
-    WrongState,
 )
 from cloudsimfs.runstore import RunStore, public
-from cloudsimfs.service import Client, RunStatus, Signal, Simulation, Urgency
+from cloudsimfs.service import Client, Simulation, Urgency
 
 log = logging.getLogger(__name__)
 
@@ -46,13 +44,6 @@ OLDEST = 600.0  # seconds; how old a list that could be renewed may get because 
 WHOLE_LIST = 24 * 3600.0  # seconds between lists of all pages, which see deleted runs go
 CALLERS = 4  # calls at the same time
 NEVER, WHOLE = -math.inf, math.inf  # when a log was asked for: not yet; and it grows no more
-STOPPABLE = (RunStatus.PENDING, RunStatus.RUNNING)
-STOP_WORDS = {
-    "soft": Signal.SOFT_STOP,
-    "SIGTSTP": Signal.SOFT_STOP,
-    "hard": Signal.HARD_STOP,
-    "SIGINT": Signal.HARD_STOP,
-}
 
 
 class Watcher(Protocol):
@@ -115,7 +106,7 @@ class Runs:
     def recent(self) -> Mapping[int, Simulation]:
         """The same, never older than `ttl`, even with the last calls. Raises the ServiceError of the call."""
         if self._clock.monotonic() - self.listed_at >= self._ttl:
-            self._fresh()
+            self.refresh()
         return self.known() or {}
 
     def known(self) -> Mapping[int, Simulation] | None:
@@ -123,13 +114,17 @@ class Runs:
         with self._lock:
             return self._runs
 
+    def known_run(self, run_id: int) -> Simulation | None:
+        """What was last told of a run; asks nobody."""
+        return (self.known() or {}).get(run_id)
+
     def get(self, run_id: int) -> Simulation:
         """Raises NotFound."""
-        run = (self.known() or {}).get(run_id)
+        run = self.known_run(run_id)
         if run is None or not self._is_fresh(self.log_at(run_id)):  # the log comes with all the rest of the run
             run = self.all().get(run_id)
         if run is None:
-            raise _no_run(run_id)
+            raise no_run(run_id)
         return run
 
     def expire(self) -> None:
@@ -152,7 +147,7 @@ class Runs:
             return False
         return age < min(OLDEST, max(self._ttl * budget.stretch(STRETCH), budget.pace(SHARE)))
 
-    def _fresh(self) -> None:
+    def refresh(self) -> None:
         """A list asked for from now on, with the last calls of the hour if need be."""
         with self._lock:
             other = self._flights.get(LIST)
@@ -200,7 +195,7 @@ class Runs:
 
     def log(self, run_id: int) -> bytes:
         """A run's output, at most `ttl` old; older if the service cannot be asked now."""
-        run = (self.known() or {}).get(run_id) or self.get(run_id)
+        run = self.known_run(run_id) or self.get(run_id)
         found = self._log(run)
         if found is None or (not found.whole and not (run.active and self._is_fresh(found.at))):
             if self._is_v1():
@@ -218,7 +213,7 @@ class Runs:
 
     def known_log(self, run_id: int) -> bytes:
         """What is known of it; asks nobody."""
-        run = (self.known() or {}).get(run_id)
+        run = self.known_run(run_id)
         found = None if run is None else self._log(run)
         return b"" if found is None else found.data
 
@@ -238,7 +233,9 @@ class Runs:
         """When the log was last asked for (monotonic), NEVER or WHOLE."""
         with self._lock:
             found = self._logs.get(run_id)
-        return NEVER if found is None else WHOLE if found.whole else found.at
+        if found is None:
+            return NEVER
+        return WHOLE if found.whole else found.at
 
     def _wants_other_logs(self, run_id: int) -> bool:
         """Whether logs of other active runs were asked for of late: then all at once are cheaper."""
@@ -338,47 +335,6 @@ class Runs:
             return self._runs[run.id]
         return replace(run, output=None, raw=public(run))
 
-    # -- commands ----------------------------------------------------------------------------------------
 
-    def stop(self, run_id: int, word: str) -> None:
-        """Stop a run `soft` or `hard`. Raises Invalid, NotFound, WrongState."""
-        signal = STOP_WORDS.get(word)
-        if signal is None:
-            raise Invalid(f"{word!r}: write `soft` (saves the results) or `hard` (saves nothing)")
-        hard = signal is Signal.HARD_STOP
-        states = (*STOPPABLE, RunStatus.STOPPING) if hard else STOPPABLE  # a soft stop may take too long
-        self._command(run_id, "stopped", states, lambda: self._client.stop(run_id, signal))
-
-    def sync(self, run_id: int, word: str) -> None:
-        """Have a run save its current results and go on. Raises Invalid, NotFound, WrongState."""
-        if word != "1":
-            raise Invalid(f"{word!r}: write `1` to have run {run_id} save its results now")
-        self._command(run_id, "synced", (RunStatus.RUNNING,), lambda: self._client.sync(run_id))
-
-    def _command(self, run_id: int, done: str, states: tuple[RunStatus, ...], call: Callable[[], None]) -> None:
-        run = self._in_state(run_id, done, states)
-        try:
-            call()
-        except NoSuchEntry:
-            raise _no_run(run_id) from None
-        except Refused as error:
-            raise WrongState(f"run {run_id} could not be {done}: {error}") from error
-        log.info("run %d: to be %s", run_id, done)
-        self.expire()
-        self._watcher.results_expected(run.folder)
-
-    def _in_state(self, run_id: int, done: str, states: tuple[RunStatus, ...]) -> Simulation:
-        run = (self.known() or {}).get(run_id)
-        if run is None or run.status not in states:
-            self._fresh()  # it may be new, or have moved on since
-            run = (self.known() or {}).get(run_id)
-        if run is None:
-            raise _no_run(run_id)
-        if run.status not in states:
-            allowed = " or ".join(state.name for state in states)
-            raise WrongState(f"run {run_id} is {run.status_name}; only one that is {allowed} can be {done}")
-        return run
-
-
-def _no_run(run_id: int) -> NotFound:
+def no_run(run_id: int) -> NotFound:
     return NotFound(f"no run {run_id}; `cloudsimfs runs` lists them")

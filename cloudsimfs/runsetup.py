@@ -12,6 +12,7 @@ from cloudsimfs.launch import Launcher
 from cloudsimfs.lookups import Lookups
 from cloudsimfs.pictures import Pictures
 from cloudsimfs.poller import Poller
+from cloudsimfs.runcommands import RunCommands
 from cloudsimfs.runs import Runs
 from cloudsimfs.runstore import RunStore
 from cloudsimfs.service import Client
@@ -34,6 +35,7 @@ def runs_of_account(
     lookups = Lookups(client, store, clock=clock)
     return Simulations(
         found,
+        RunCommands(client, found, place),
         lookups,
         Pictures(client, found, store, ttl=ttl, clock=clock),
         Launcher(client, found, lookups, place, journal, lock_file=directory / "launch.lock"),

@@ -20,6 +20,7 @@ from cloudsimfs.launch import Launcher
 from cloudsimfs.lookups import NAMES, Lookups
 from cloudsimfs.pictures import Pictures
 from cloudsimfs.poller import Poller
+from cloudsimfs.runcommands import RunCommands
 from cloudsimfs.runs import Runs
 from cloudsimfs.runstore import RunStore
 from cloudsimfs.service import Budget, Simulation
@@ -64,6 +65,7 @@ class Simulations:
     def __init__(
         self,
         runs: Runs,
+        commands: RunCommands,
         lookups: Lookups,
         pictures: Pictures,
         launcher: Launcher,
@@ -74,6 +76,7 @@ class Simulations:
         changed: Callable[[list[str]], None],
     ) -> None:
         self._runs = runs
+        self._commands = commands
         self._lookups = lookups
         self._pictures = pictures
         self._launcher = launcher
@@ -228,15 +231,15 @@ class Simulations:
             "status": File(
                 lambda: status(runs.get(run.id)),
                 live=Followed(run.id, log=False),
-                known=lambda: status((runs.known() or {}).get(run.id)),
+                known=lambda: status(runs.known_run(run.id)),
             ),
             "info.json": text(lambda: as_json(_info(runs.get(run.id)))),
             "log": File(
                 lambda: runs.log(run.id), live=Followed(run.id, log=True), known=lambda: runs.known_log(run.id)
             ),
             "images": Folder(lambda: self._pictures.names(run.id)),
-            "stop": File(write=lambda word: runs.stop(run.id, word)),
-            "sync": File(write=lambda word: runs.sync(run.id, word)),
+            "stop": File(write=lambda word: self._commands.stop(run.id, word)),
+            "sync": File(write=lambda word: self._commands.sync(run.id, word)),
         }
         if _is_safe_path(run.folder):
             table["results"] = Link(f"../../{run.folder}")

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from cloudsimfs import paths
-from cloudsimfs.errors import NotFound
+from cloudsimfs.errors import NotDirectory, NotFound
 from cloudsimfs.inode import Gone, Inode
 from cloudsimfs.overlay import unknown_folder
 from cloudsimfs.service.model import Entry
@@ -62,25 +62,55 @@ def entomb_folder(tree: Tree, path: str, entry: Entry, *, empty: bool) -> None:
         tree.writeback.deletes.save(gone)
 
 
-def claim_name(tree: Tree, path: str, *, folder: bool) -> tuple[Entry | None, bool]:
-    """Something is made under a name that was removed here before.
+def claim_for_file(tree: Tree, path: str) -> tuple[Entry | None, bool]:
+    """A file is made under a name that was removed here before.
 
-    A file will overwrite what is stored there, so the pending delete is called off; a removed folder's delete
-    becomes one of its files each. A folder overwrites nothing: a file's delete goes on without its tombstone.
-    Returns what is known to be stored under the name, and whether more than that may be.
+    It will overwrite what is stored there, so the pending delete is called off; a removed folder's delete becomes one
+    of its files each. Returns what is known to be stored under the name, and whether more than that may be.
     """
     gone = tree.overlay.get(path)
     if not isinstance(gone, Gone):
         return None, False
-    tree.overlay.pop(path)
-    if folder and not gone.is_dir:
-        return None, False
-    begun = not tree.writeback.deletes.call_off(gone)
-    tree.journal.drop_gone(path)
-    _hide_files(tree, gone)
+    begun = not _take_back(tree, gone)
     if gone.is_dir:
         return None, False
     return gone.entry, begun or gone.entry is None
+
+
+def claim_for_folder(tree: Tree, path: str) -> Gone | None:
+    """A folder is made under a name that was removed here before; a removed folder's delete becomes one of its files
+    each. A folder overwrites nothing: a removed file's delete goes on, and what is returned the folder `covers`.
+    """
+    gone = tree.overlay.get(path)
+    if not isinstance(gone, Gone):
+        return None
+    if not gone.is_dir:
+        tree.overlay.pop(path)
+        return gone
+    _take_back(tree, gone)
+    return None
+
+
+def leave_folder(tree: Tree, path: str) -> bool:
+    """A folder leaves its name. True if a removed file has it again: what was in the folder then goes file by file,
+    for there is one tombstone a name.
+    """
+    item = tree.overlay.pop(path)
+    tree.journal.drop_folder(path)
+    tree.forget_attr(path)
+    if not isinstance(item, Inode) or item.covers is None:
+        return False
+    tree.overlay.put(path, item.covers)
+    return True
+
+
+def _take_back(tree: Tree, gone: Gone) -> bool:
+    """The name is free again. False if its delete may be too late to call off."""
+    tree.overlay.pop(gone.path)
+    in_time = tree.writeback.deletes.call_off(gone)
+    tree.journal.drop_gone(gone.path)
+    _hide_files(tree, gone)
+    return in_time
 
 
 def _hide_files(tree: Tree, gone: Gone) -> None:
@@ -134,6 +164,8 @@ def only_holds(tree: Tree, gone: Gone, since: float | None) -> bool:
             names = tree.dcache.listing(directory, since=after).names
         except NotFound:
             return True
+        except NotDirectory:
+            return False  # a file has its name: what is left inside goes file by file
         return all(check(entry.path) if entry.is_dir else was_removed(entry) for entry in names.values())
 
     return check(gone.path)
@@ -157,6 +189,8 @@ def kept(tree: Tree, gone: Gone) -> None:
         item = tree.overlay.get(gone.path)
         if item is gone:
             tree.overlay.pop(gone.path)
+        if isinstance(item, Inode) and item.covers is gone:
+            item.covers = None
         if item is gone or not isinstance(item, Gone):
             tree.journal.drop_gone(gone.path)
     tree.refresh(gone.path)

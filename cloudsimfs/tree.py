@@ -21,10 +21,11 @@ from cloudsimfs.attrs import LocalAttr, LocalAttrs
 from cloudsimfs.clock import Clock
 from cloudsimfs.content import Content
 from cloudsimfs.datacache import DataCache
-from cloudsimfs.dcache import DCache, Listing
+from cloudsimfs.dcache import DCache
 from cloudsimfs.errors import IsDirectory, NotDirectory, NotFound, ServiceError, TryAgain, WrongState
 from cloudsimfs.inode import Attr, Gone, Inode, WriteState
 from cloudsimfs.journal import Journal
+from cloudsimfs.listingcache import Listing
 from cloudsimfs.overlay import HIDDEN_PREFIX, Item, Overlay, is_ours, unknown_folder
 from cloudsimfs.service.model import Entry
 from cloudsimfs.writeback import Writeback
@@ -113,10 +114,10 @@ class Tree:
                 return Listing({}, 0.0)
         try:
             listing = self.dcache.listing(directory)
-        except NotFound:
+        except (NotFound, NotDirectory):
             if item is None and not self.overlay.implies(directory):
                 raise
-            return Listing({}, 0.0)  # made here, and the service does not show it yet
+            return Listing({}, 0.0)  # made here, and the service does not show it yet, or still a file removed here
         except ServiceError:
             if not (isinstance(item, Inode) and item.is_dir and item.entry is not None and not item.entry.id):
                 raise
@@ -144,8 +145,9 @@ class Tree:
             ]
 
     def _retire(self, item: Item, entry: Entry | None) -> None:
-        """A listing settles an overlay item. The caller holds the lock."""
-        self.overlay.pop(item.path)
+        """A listing settles an overlay item, or what one covers. The caller holds the lock."""
+        if self.overlay.get(item.path) is item:
+            self.overlay.pop(item.path)
         if isinstance(item, Gone):
             self.journal.drop_gone(item.path)
             return
@@ -361,8 +363,10 @@ class Tree:
             item = self.overlay.get(inode.path)
         if isinstance(item, Inode):
             return item.size
-        entry = self.dcache.known_entry(inode.path)
-        return None if entry is None or isinstance(item, Gone) else entry.size
+        directory, name = paths.split(inode.path)
+        listing = self.dcache.known(directory)
+        entry = None if listing is None or isinstance(item, Gone) else listing.names.get(name)
+        return None if entry is None else entry.size
 
     # -- what changes need: all with the lock held ----------------------------------------------------------
 
@@ -383,7 +387,8 @@ class Tree:
 
     def _put_back(self, path: str, before: Item | None) -> None:
         left = self.overlay.pop(path)
-        if isinstance(left, Gone) and left is not before:
+        covered = before.covers if isinstance(before, Inode) else None
+        if isinstance(left, Gone) and left not in (before, covered):
             self.writeback.deletes.call_off(left)
         if before is None or (isinstance(before, Inode) and before.path != path):
             return

@@ -15,6 +15,7 @@ import random
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from cloudsimfs import paths
 from cloudsimfs.clock import Clock
@@ -46,6 +47,7 @@ class Job:
     failure: CloudsimfsError | None = None  # that error, if it was one of ours
     running: bool = False
     cancelled: bool = False
+    outcome: Any = None  # what `run` keeps from one attempt to the next
     again: float | None = None  # set by `run`: run once more in so many seconds, which is no failure
     waiting: list[Job] = field(default_factory=list)  # jobs that may run when this one has ended
 

@@ -34,7 +34,7 @@ from cloudsimfs.inode import ANYBODY, NOBODY, Gone, Inode, WriteState
 from cloudsimfs.journal import Journal
 from cloudsimfs.meter import Meter
 from cloudsimfs.service import Client, Urgency
-from cloudsimfs.service.model import Entry
+from cloudsimfs.service.model import Entry, Stored
 from cloudsimfs.servicecache import ServiceCache
 from cloudsimfs.sources import Sources
 from cloudsimfs.syncer import Syncer
@@ -79,6 +79,7 @@ class Writeback:
         self._clock = clock
         self._delay = delay
         self._on_stored = on_stored
+        self._find_entry = find_entry
         self._evade_conflict = evade_conflict
         self._set_aside = set_aside
         self.meter = Meter(clock)  # bytes uploaded
@@ -208,8 +209,8 @@ class Writeback:
             self.queue.put(job, delay=self._delay_of(inode))
 
     def _delay_of(self, inode: Inode) -> float:
-        """Seconds. What a delay saves is a call if the file is written again; a large new one seldom is, and its upload
-        takes long. Some delay is left for those who write a file and then rename it.
+        """Seconds. What a delay saves is a call if the file is written again; a large new one seldom is, and its
+        upload takes long. Some delay is left for those who write a file and then rename it.
         """
         is_new = inode.entry is None and not inode.uploaded
         return self._delay / 4 if is_new and inode.size >= LARGE else self._delay
@@ -247,7 +248,7 @@ class Writeback:
             if not inode.uploaded and inode.attr.ino is not None:
                 self._journal.mark_uploaded(inode.attr.ino)
                 inode.uploaded = True
-            generation, content = inode.generation, inode.content
+            generation, content, base = inode.generation, inode.content, inode.entry
             job.size, job.sent = content.size, 0
             content.acquire()
             inode.move("start")  # last: the steps before may find the disk full, and are tried again
@@ -263,10 +264,11 @@ class Writeback:
         try:
             content.complete()
             self.sources.complete(job.path)
-            stored = self._client.upload(
+            stored = self._proved(job, base) or self._client.upload(
                 job.path,
                 job.size,
                 lambda: content.blocks(still_wanted),
+                is_listed=lambda stored: self._is_listed(job, base, stored),
                 progress=progress,
                 urgency=Urgency.BACKGROUND,
             )
@@ -286,6 +288,21 @@ class Writeback:
                 inode.stored_ns, inode.stored_at = stored.stored_ns, self._clock.monotonic()
                 inode.stored_size, inode.in_doubt = job.size, False
         self._conclude(job, inode)
+
+    def _proved(self, job: Job, base: Entry | None) -> Stored | None:
+        """The last attempt's outcome, if that was doubted and is listed by now."""
+        doubted: Stored | None = job.outcome
+        return doubted if doubted is not None and self._is_listed(job, base, doubted) else None
+
+    def _is_listed(self, job: Job, base: Entry | None, stored: Stored) -> bool:
+        """Whether a new listing shows what was uploaded; `base` was there before."""
+        job.outcome, ended = stored, self._clock.monotonic()
+        self.service_cache.went_stale()
+        self.service_cache.tell()
+        found = self._find_entry(job.path, ended)
+        if found is None or found.is_dir or (base is not None and found.version == base.version):
+            return False
+        return found.size == job.size or not found.sized
 
     def _conclude(self, job: Job, inode: Inode) -> None:
         """Journal that the inode is stored, and let go what waited for it."""

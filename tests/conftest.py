@@ -12,6 +12,7 @@ from typing import Any
 import harness
 import pytest
 from harness import Mounted, Watchdog
+from runs_harness import SHORT, Simulations
 
 from cloudsimfs.sandbox import Sandbox, Settings
 
@@ -94,6 +95,19 @@ def mount(box: Sandbox, mount_base: Path, tmp_path: Path, api: str) -> Iterator[
 def m(mount: MountFactory) -> Mounted:
     """One mount with the tests' usual options."""
     return mount()
+
+
+@pytest.fixture
+def prepared(mount: MountFactory) -> Mounted:
+    """The same, not mounted yet."""
+    return mount(start=False)
+
+
+@pytest.fixture
+def sims(box: Sandbox, mount: MountFactory) -> Simulations:
+    """A mount with a short case in the storage."""
+    box.populate(SHORT)
+    return Simulations(mount(run_ttl=0.1))
 
 
 @pytest.fixture

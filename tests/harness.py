@@ -23,6 +23,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -368,6 +369,18 @@ def errno_of(action: Callable[[], object]) -> int:
 
 def mode_of(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
+
+
+def cost(box: Sandbox, action: Callable[[], object]) -> Counter[str]:
+    """The API calls an action makes, by operation."""
+    box.calls.reset()
+    action()
+    return Counter(call.operation for call in box.calls.entries() if call.is_api)
+
+
+def moved(box: Sandbox) -> int:
+    """Bytes of files that the service has sent."""
+    return sum(call.bytes for call in box.calls.entries("object-get"))
 
 
 def record_versions(box: Sandbox) -> list[tuple[str, bytes]]:

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import MountFactory
 from harness import ROOT, Mounted, client_environment, cloudsimfs, mounts_below, run, wait_until
 
 from cloudsimfs.sandbox import Sandbox
@@ -23,11 +22,6 @@ from cloudsimfs.sandbox import Sandbox
 @pytest.fixture
 def api() -> str:
     return "v2"  # nothing here depends on it
-
-
-@pytest.fixture
-def prepared(mount: MountFactory) -> Mounted:
-    return mount(start=False)
 
 
 @pytest.fixture

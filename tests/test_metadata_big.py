@@ -36,7 +36,7 @@ def test_a_hundred_thousand_entries(box: Sandbox, mount: MountFactory) -> None:
     folders = {path.rpartition("/")[0] for path in files}
     folders |= {path.rpartition("/")[0] for path in folders} - {""}
     box.populate(files)
-    m = mount()
+    m = mount(ttl=3600)
     box.calls.reset()
     found = run("sh", "-c", 'find "$0" | wc -l', m.path / "case")
     assert int(found) == len(files) + len(folders | {"case"})

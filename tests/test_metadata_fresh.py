@@ -48,9 +48,9 @@ def test_changes_show_after_the_ttl(box: Sandbox, mount: MountFactory) -> None:
     m = mount(ttl=1)
     look(m)
     change(box)
-    wait_until(lambda: (m.path / "d/x").stat().st_size == 500, "the file grows", timeout=5)
-    wait_until(lambda: (m.path / "d/e/deeper/new").stat(), "the new folder comes", timeout=5)
-    wait_until(lambda: not (m.path / "d/gone").exists(), "the removed file goes", timeout=5)
+    wait_until(lambda: (m.path / "d/x").stat().st_size == 500, "the file grows")
+    wait_until(lambda: (m.path / "d/e/deeper/new").stat(), "the new folder comes")
+    wait_until(lambda: not (m.path / "d/gone").exists(), "the removed file goes")
     check_changed(m)
 
 
@@ -81,8 +81,8 @@ def test_a_listing_takes_back_what_the_kernel_has_cached(box: Sandbox, mount: Mo
     change(box)
     refresh(m.path / "d/new")
     os.listdir(m.path / "d")
-    wait_until(lambda: (m.path / "d/x").stat().st_size == 500, "the kernel's attributes are taken back", timeout=5)
-    wait_until(lambda: not (m.path / "d/gone").exists(), "the kernel's name is taken back", timeout=5)
+    wait_until(lambda: (m.path / "d/x").stat().st_size == 500, "the kernel's attributes are taken back")
+    wait_until(lambda: not (m.path / "d/gone").exists(), "the kernel's name is taken back")
     assert (m.path / "d/x").read_bytes() == b"grown" * 100
 
 
@@ -97,8 +97,8 @@ def test_a_file_becomes_a_folder_and_back(box: Sandbox, mount: MountFactory) -> 
     box.put("d/x/inside", b"inside")
     box.remove("d/e")
     box.put("d/e", b"a file now")
-    wait_until(lambda: (m.path / "d/x/inside").read_bytes() == b"inside", "the folder shows", timeout=5)
-    wait_until(lambda: (m.path / "d/e").read_bytes() == b"a file now", "the file shows", timeout=5)
+    wait_until(lambda: (m.path / "d/x/inside").read_bytes() == b"inside", "the folder shows")
+    wait_until(lambda: (m.path / "d/e").read_bytes() == b"a file now", "the file shows")
     assert sorted(os.listdir(m.path / "d")) == ["e", "gone", "x"]
 
 

@@ -18,11 +18,6 @@ from cloudsimfs.sandbox import Sandbox
 pytestmark = pytest.mark.parametrize("api", ["auto"])
 
 
-@pytest.fixture
-def prepared(mount: MountFactory) -> Mounted:
-    return mount(start=False)
-
-
 def assert_refused(done: subprocess.CompletedProcess[str], m: Mounted, *words: str) -> None:
     assert done.returncode != 0
     assert done.stdout == ""

@@ -242,3 +242,30 @@ def test_a_folder_that_goes_while_its_file_is_being_uploaded_stays_gone(
     m.flush()
     wait_until(lambda: box.files() == expected, "what landed is deleted")
     assert read_tree(m.path) == expected
+
+
+@pytest.mark.parametrize(("api", "then"), [("v1", "rmdir"), ("v2", "rename"), ("v1", "rename-full"), ("v2", "crash")])
+def test_a_folder_made_over_a_removed_file_and_gone_again(box: Sandbox, mount: MountFactory, then: str) -> None:
+    """The removed file is not back, and its delete does not hit what takes the name next."""
+    box.populate({"f": b"old", "g": b"g"})
+    m = mount(write_back=0)  # the next file is stored while the delete of the first is held back
+    read_tree(m.path)
+    expected = {"f": b"new", "g": b"g"}
+    (m.path / "f").unlink()
+    (m.path / "f").mkdir()
+    if then == "rename-full":
+        (m.path / "f/x").write_bytes(b"x")
+        wait_until(lambda: "f/x" in box.files(), "it is stored")
+        expected["d/x"] = b"x"
+    if then == "crash":
+        m.crash()
+    if then in ("rmdir", "crash"):
+        (m.path / "f").rmdir()
+    else:
+        os.rename(m.path / "f", m.path / "d")
+    assert "f" not in os.listdir(m.path)
+    (m.path / "f").write_bytes(b"new")
+    wait_until(lambda: box.files().get("f") == b"new", "it is stored")
+    assert m.settle() == expected
+    m.crash()
+    assert m.settle() == expected

@@ -17,13 +17,6 @@ from cloudsimfs.sandbox import CASES, Sandbox
 
 
 @pytest.fixture
-def sims(box: Sandbox, mount: MountFactory) -> Simulations:
-    """A mount with a short case in the storage."""
-    box.populate(SHORT)
-    return Simulations(mount(run_ttl=0.1))
-
-
-@pytest.fixture
 def long(box: Sandbox, mount: MountFactory) -> Simulations:
     """A mount with a case that runs until it is stopped."""
     box.populate(LONG)

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 from harness import wait_until
 
-from cloudsimfs import content as content_module
-from cloudsimfs import fetching
+from cloudsimfs import disk, fetching
 from cloudsimfs.content import Content
 from cloudsimfs.datacache import DataCache
 from cloudsimfs.errors import Cancelled, CloudsimfsError, NoSpace, ServiceError
@@ -28,7 +27,7 @@ DATA = random.Random(8).randbytes(6_000_000)
 def content(box: Sandbox, tmp_path: Path) -> Iterator[Content]:
     """The content of `f`, open."""
     box.put("f", DATA)
-    timeouts, retry = Timeouts(connect=1, read=1, data=0.2, total=2), Retry(attempts=2, base=0.01)
+    timeouts, retry = Timeouts(data=0.5), Retry(attempts=2, base=0.01)
     client = connect(base_url=box.url, key=box.key, api="v1", timeouts=timeouts, retry=retry)
     cache = DataCache(tmp_path / "cache", limit=1 << 30, client=client)
     [entry] = client.list_directory(0, "")
@@ -114,7 +113,7 @@ def test_what_was_written_meanwhile_is_not_fetched_over(box: Sandbox, content: C
 @contextmanager
 def held_fills(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, threading.Event]]:
     """Fetched bytes are written only when the second event is set; the first tells that some are about to be."""
-    reached, go_on, write = threading.Event(), threading.Event(), content_module._write
+    reached, go_on, write = threading.Event(), threading.Event(), disk.write_all
 
     def held(fd: int, data: memoryview, offset: int) -> None:
         if threading.current_thread().name == "fetch":
@@ -122,7 +121,7 @@ def held_fills(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Even
             assert go_on.wait(10)
         write(fd, data, offset)
 
-    monkeypatch.setattr(content_module, "_write", held)
+    monkeypatch.setattr("cloudsimfs.content.write_all", held)
     try:
         yield reached, go_on
     finally:

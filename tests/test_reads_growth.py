@@ -5,15 +5,11 @@ from __future__ import annotations
 import os
 
 from conftest import MountFactory
-from harness import run, wait_until
+from harness import moved, run, wait_until
 
 from cloudsimfs.sandbox import Sandbox
 
 LINES = b"".join(b"step %06d residual 1.0e-03\n" % number for number in range(20_000))  # some 540 kB
-
-
-def moved(box: Sandbox) -> int:
-    return sum(call.bytes for call in box.calls.entries("object-get"))
 
 
 def test_only_what_was_added_to_a_log_is_fetched(box: Sandbox, mount: MountFactory) -> None:

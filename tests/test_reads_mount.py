@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 from conftest import MountFactory
-from harness import Mounted, errno_of, run, wait_until
+from harness import Mounted, errno_of, moved, run, wait_until
 
 from cloudsimfs.sandbox import Sandbox
 
@@ -35,11 +35,8 @@ with open(sys.argv[1], "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.AC
 """
 
 
-def moved(box: Sandbox) -> int:
-    return sum(call.bytes for call in box.calls.entries("object-get"))
-
-
-def cost(box: Sandbox, action: Callable[[], object]) -> Counter[str]:
+def traffic(box: Sandbox, action: Callable[[], object]) -> Counter[str]:
+    """The requests an action makes, those for ranges too, by operation."""
     box.calls.reset()
     action()
     return box.calls.counts()
@@ -120,7 +117,7 @@ WAYS = [read_sequentially, read_randomly, read_mapped, read_directly, read_by_ei
 def test_every_way_of_reading(box: Sandbox, mount: MountFactory, read: Callable[[Path], None]) -> None:
     box.put("f", DATA)
     m = mount()
-    found = cost(box, lambda: read(m.path / "f"))
+    found = traffic(box, lambda: read(m.path / "f"))
     assert found["download-url"] == 1
     assert moved(box) <= len(DATA) + MIB, "readers share what they fetch"
     read(m.path / "f")
@@ -210,7 +207,7 @@ def test_an_expired_link_is_renewed_once_for_all(box: Sandbox, mount: MountFacto
     with open(m.path / "f", "rb", buffering=0) as file:
         assert file.read(100) == DATA[:100]
         box.advance(box.settings.link_seconds + 1)
-        found = cost(box, lambda: read_by_eight(m.path / "f"))
+        found = traffic(box, lambda: read_by_eight(m.path / "f"))
     assert found["download-url"] == 1
 
 
@@ -307,7 +304,7 @@ def test_a_sequential_read_costs_its_bytes_and_one_call(box: Sandbox, mount: Mou
     m = mount()
     os.listdir(m.path)
     box.settings.latency = 0.02
-    found = cost(box, lambda: run("cat", m.path / "f"))
+    found = traffic(box, lambda: run("cat", m.path / "f"))
     assert found["download-url"] == 1
     assert moved(box) == 256 * MIB
     assert found["object-get"] <= 130, "large parts"
@@ -328,7 +325,7 @@ def test_the_tail_of_a_huge_file_costs_little(box: Sandbox, mount: MountFactory)
     box.put_sparse("f", 4096 * MIB)
     m = mount()
     os.listdir(m.path)
-    found = cost(box, lambda: run("tail", "-c", "65536", m.path / "f"))
+    found = traffic(box, lambda: run("tail", "-c", "65536", m.path / "f"))
     assert found["download-url"] == 1
     assert found.total() <= 5
     assert moved(box) <= MIB
@@ -344,7 +341,7 @@ def test_random_reads_cost_at_most_twice_their_bytes(box: Sandbox, mount: MountF
             for _ in range(200):
                 assert len(os.pread(file.fileno(), 65536, dice.randrange(4096 * MIB - 65536))) == 65536
 
-    assert cost(box, read)["download-url"] == 1
+    assert traffic(box, read)["download-url"] == 1
     assert moved(box) <= 2 * 200 * (65536 + 4096), "the kernel reads whole pages"
     assert resident_peak(m) < 120 * MIB
 
@@ -358,7 +355,7 @@ def test_a_small_file_comes_in_one_request(box: Sandbox, mount: MountFactory) ->
             for offset in (3 * MIB, 0, 2 * MIB, 4 * MIB - 5):
                 assert os.pread(file.fileno(), 1000, offset) == DATA[offset : min(offset + 1000, 4 * MIB)]
 
-    found = cost(box, read)
+    found = traffic(box, read)
     assert (found["object-get"], found["download-url"]) == (1, 1)
     assert moved(box) == 4 * MIB
 
@@ -376,7 +373,7 @@ def test_who_stops_reading_stops_fetching(box: Sandbox, mount: MountFactory) -> 
         looks.append(moved(box))
         return looks[-10:].count(looks[-1]) == 10  # so many looks saw no byte move
 
-    wait_until(is_quiet, "the connections are dropped", timeout=5)
+    wait_until(is_quiet, "the connections are dropped")
     assert moved(box) <= 34 * MIB, "at most as much ahead as was read"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import pty
@@ -33,10 +32,15 @@ def mounted(box: Sandbox, mount: MountFactory) -> Command:
 
 
 @pytest.fixture
-def direct(box: Sandbox, tmp_path: Path, api: str) -> Command:
-    """Commands without a mount."""
+def account(box: Sandbox, tmp_path: Path, api: str) -> list[str | Path]:
+    """The options of commands without a mount."""
     key = write_key(tmp_path, box.key)
-    account: list[str | Path] = ["--url", box.url, "--key-file", key, "--cache-dir", tmp_path / "cache", "--api", api]
+    return ["--url", box.url, "--key-file", key, "--cache-dir", tmp_path / "cache", "--api", api]
+
+
+@pytest.fixture
+def direct(account: list[str | Path]) -> Command:
+    """Commands without a mount."""
     environment = {"CLOUDSIMFS_RUN_TTL": "0.1"}
     return lambda name, *words, env=None, **options: cloudsimfs(
         name, *account, *words, env={**environment, **(env or {})}, **options
@@ -155,15 +159,17 @@ def test_a_hard_stop_asks_on_a_terminal(box: Sandbox, mount: MountFactory) -> No
 
 
 @pytest.mark.parametrize("api", ["v2"])
-def test_a_repeated_command_starts_one_run(box: Sandbox, direct: Command) -> None:
+def test_a_repeated_command_starts_one_run(box: Sandbox, direct: Command, account: list[str | Path]) -> None:
     """The first one is killed before it can know."""
     box.populate(SHORT)
     ok(direct("options"))
     box.faults.add("launch", "drop_reply", times=1)
     fault = box.faults.add("simulations", "hang", after=1)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        direct("launch", "case", *WORDS, timeout=4.0)
-    wait_until(box.runs, "the service has it")
+    arguments = [sys.executable, "-m", "cloudsimfs", "launch", *account, "case", *WORDS]
+    with subprocess.Popen(arguments, env=client_environment()) as first:
+        wait_until(lambda: fault.fired, "it asks what has become of its launch")
+        first.kill()
+    assert len(box.runs()) == 1
     box.faults.remove(fault)
     done = direct("launch", "case", *WORDS)
     assert done.returncode == 1

@@ -22,12 +22,6 @@ STATE = ("README", "budget", "error", "runs", "runs.json")
 OF_RUN = ("cpu", "ended", "folder", "info.json", "log", "nopre", "ram", "script", "started", "status")
 
 
-@pytest.fixture
-def sims(box: Sandbox, mount: MountFactory) -> Simulations:
-    box.populate(SHORT)
-    return Simulations(mount(run_ttl=0.1))
-
-
 def shell(sims: Simulations, script: str) -> subprocess.CompletedProcess[str]:
     """Run a script in the mount's root, as a user types it."""
     command = ["bash", "-c", f'cd "$0" && {script}', str(sims.path.parent)]

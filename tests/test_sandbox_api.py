@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import requests
+from rawapi import send
 
 import cloudsimfs.sandbox
 from cloudsimfs.sandbox import Sandbox, Settings
@@ -27,12 +28,6 @@ def box() -> Iterator[Sandbox]:
     with Sandbox() as running:
         yield running
         assert running.key_leaks == []
-
-
-def send(box: Sandbox, version: int, method: str, path: str, **options: Any) -> requests.Response:
-    headers = {"api-key" if version == 1 else "X-API-key": box.key}
-    url = f"{box.url}/api/v{version}{path}"
-    return requests.request(method, url, headers=headers, timeout=10, **options)
 
 
 def v1(box: Sandbox, method: str, path: str, data: dict[str, Any] | None = None) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import requests
+from rawapi import send
 
 from cloudsimfs.sandbox import Fault, Sandbox
 
@@ -23,9 +24,7 @@ def box() -> Iterator[Sandbox]:
 
 
 def call(box: Sandbox, version: int = 1, path: str = "/storage", **options: Any) -> requests.Response:
-    headers = {"api-key" if version == 1 else "X-API-key": box.key}
-    url = f"{box.url}/api/v{version}{path}"
-    return requests.request(options.pop("method", "GET"), url, headers=headers, timeout=10, **options)
+    return send(box, version, options.pop("method", "GET"), path, **options)
 
 
 def link(box: Sandbox, path: str = "case/a") -> str:

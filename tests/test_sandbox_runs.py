@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import requests
+from rawapi import send
 
 import cloudsimfs.sandbox
 from cloudsimfs.sandbox import CASES, Sandbox, Settings
@@ -52,10 +53,8 @@ def case_file(steps: int = 20, delay: float = 0.0, **others: str) -> bytes:
 
 
 def call(box: Sandbox, version: int, method: str, path: str, body: Any = None) -> requests.Response:
-    headers = {"api-key" if version == 1 else "X-API-key": box.key}
-    url = f"{box.url}/api/v{version}/simulation{path}"
     data = {"data": body} if version == 1 and body is not None else body
-    return requests.request(method, url, json=data, headers=headers, timeout=10)
+    return send(box, version, method, f"/simulation{path}", json=data)
 
 
 def launch(box: Sandbox, **others: Any) -> int:

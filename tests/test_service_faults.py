@@ -12,7 +12,7 @@ import struct
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -38,7 +38,7 @@ RUN = LaunchRequest(cpu="1", ram="standard", script="heat2d-1.0", folder="case")
 DATA = bytes(range(256)) * 400
 ATTEMPTS = 3
 QUICK = Retry(attempts=ATTEMPTS, base=0.001)
-BRIEF = Timeouts(connect=2.0, read=0.3, total=20.0)
+BRIEF = Timeouts(connect=10.0, read=1.0, data=1.0, total=60.0)  # for who waits in vain
 CATCH_ALL = '{"errors": ["A technical problem has occurred, try again later."]}'
 
 Verb = Callable[[Client, Sandbox], Any]
@@ -54,6 +54,13 @@ def box() -> Iterator[Sandbox]:
 
 @pytest.fixture(params=["v1", "v2"])
 def client(request: pytest.FixtureRequest, box: Sandbox) -> Iterator[Client]:
+    with connect(base_url=box.url, key=box.key, api=request.param, retry=QUICK) as client:
+        yield client
+
+
+@pytest.fixture(params=["v1", "v2"])
+def brief(request: pytest.FixtureRequest, box: Sandbox) -> Iterator[Client]:
+    """A client that does not wait for long. No calls are counted of one to which a busy machine may seem to hang."""
     with connect(base_url=box.url, key=box.key, api=request.param, retry=QUICK, timeouts=BRIEF) as client:
         yield client
 
@@ -128,7 +135,6 @@ def test_attempts_are_bounded(client: Client, box: Sandbox, operation: str, faul
         ({"kind": "html", "status": 502}, ServerFault, ATTEMPTS),
         ({"kind": "errors200"}, CloudsimfsError, 1),
         ({"kind": "truncate"}, Unreachable, ATTEMPTS),
-        ({"kind": "hang"}, TimedOut, ATTEMPTS),
         ({"kind": "odd", "variation": "non-json"}, BadReply, 1),
         ({"kind": "redirect", "url": "https://elsewhere.invalid/"}, Refused, 1),
         ({"kind": "status", "status": 429}, BudgetSpent, 1),
@@ -145,6 +151,17 @@ def test_each_failure_has_its_error(
         client.list_directory(0, "")
     assert box.calls.counts()["list"] == calls
     assert box.key not in "".join(traceback.format_exception(caught.value))
+
+
+def test_a_service_that_hangs(brief: Client, box: Sandbox) -> None:
+    box.faults.add("list", "hang")
+    with pytest.raises(TimedOut):
+        brief.list_directory(0, "")
+    assert box.calls.counts()["list"] == ATTEMPTS
+    box.faults.add("launch", "hang")
+    with pytest.raises(LaunchUnresolved):
+        brief.launch(RUN)
+    assert box.calls.counts()["launch"] == 1
 
 
 def test_retry_after_is_waited_for_if_it_fits(box: Sandbox) -> None:
@@ -165,7 +182,6 @@ def test_retry_after_is_waited_for_if_it_fits(box: Sandbox) -> None:
 LAUNCH_FAULTS: list[tuple[dict[str, Any], type[Exception], int]] = [
     ({"kind": "drop_reply"}, LaunchUnresolved, 1),
     ({"kind": "reset"}, LaunchUnresolved, 0),
-    ({"kind": "hang"}, LaunchUnresolved, 0),
     ({"kind": "truncate", "amount": 1}, LaunchUnresolved, 1),
     ({"kind": "html"}, LaunchUnresolved, 0),
     ({"kind": "status", "status": 500}, LaunchUnresolved, 0),
@@ -202,7 +218,7 @@ def test_a_launch_is_one_post(
     assert type(caught.value) is error
     box.faults.clear()
     assert box.calls.counts()["launch"] == 1
-    if fault["kind"] not in ("hang", "errors200"):
+    if fault["kind"] != "errors200":
         assert len(box.runs()) == started
 
 
@@ -286,13 +302,13 @@ def test_stop_and_sync_are_repeated(client: Client, box: Sandbox) -> None:
     assert box.calls.counts()["stop"] == 2
 
 
-def test_a_cut_download_is_noticed(client: Client, box: Sandbox) -> None:
-    link = client.download(ident(box, "case/a.bin"))
+def test_a_cut_download_is_noticed(brief: Client, box: Sandbox) -> None:
+    link = brief.download(ident(box, "case/a.bin"))
     box.faults.add("object-get", "truncate", times=1, amount=1000)
-    with client.fetch(link) as fetched, pytest.raises(Unreachable, match="cut off"):
+    with brief.fetch(link) as fetched, pytest.raises(Unreachable, match="cut off"):
         list(fetched.blocks())
     box.faults.add("object-get", "hang", times=1)
-    fetch(client, box)
+    fetch(brief, box)
 
 
 # -- a server that says anything ----------------------------------------------------------------------
@@ -348,7 +364,7 @@ KEY = "k3y-of-the-scripted-test"
 
 
 def scripted(server: Scripted, **settings: Any) -> Client:
-    values = {"api": "v1", "retry": QUICK, "timeouts": BRIEF, **settings}
+    values = {"api": "v1", "retry": QUICK, **settings}
     return connect(base_url=server.url, key=KEY, **values)
 
 
@@ -499,10 +515,13 @@ def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def test_thousands_of_faulted_operations_leave_nothing(box: Sandbox) -> None:
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("api", ["v1", "v2"])
+def test_thousands_of_faulted_operations_leave_nothing(box: Sandbox, api: Literal["v1", "v2"], seed: int) -> None:
+    """Ten thousand in all, in parts that can run side by side."""
     gc.collect()
     threads, files = threading.active_count(), open_files()
-    generator = random.Random(7)
+    generator = random.Random(seed)
     kinds: list[dict[str, Any]] = [
         {"kind": "status", "status": 500},
         {"kind": "status", "status": 403},
@@ -512,20 +531,20 @@ def test_thousands_of_faulted_operations_leave_nothing(box: Sandbox) -> None:
         {"kind": "html"},
         {"kind": "errors200"},
     ]
-    for seed, fault in enumerate(kinds):
-        box.faults.add("*", probability=0.1, seed=seed, **fault)
+    for number, fault in enumerate(kinds):
+        box.faults.add("*", probability=0.1, seed=seed + number, **fault)
     nowhere = LaunchRequest(cpu="1", ram="standard", script="heat2d-1.0", folder="none")
     verbs: list[Verb] = [*SAFE.values(), lambda client, _: client.launch(nowhere)]
     done = 0
     told: list[str] = []
-    with connect(base_url=box.url, key=box.key, api="v1", retry=QUICK, timeouts=BRIEF) as client:
-        for _ in range(10_000):
+    with connect(base_url=box.url, key=box.key, api=api, retry=QUICK) as client:
+        for _ in range(1250):
             try:
                 generator.choice(verbs)(client, box)
                 done += 1
             except ServiceError as error:
                 told.append(str(error))
-        assert min(done, len(told)) > 200
+        assert min(done, len(told)) > 250
         assert not any(box.key in text for text in told)
         gc.collect()
         assert open_files() - files < 32  # both ends of a few pooled connections

@@ -96,7 +96,7 @@ def test_a_launch_that_waits_for_an_upload_can_be_killed(box: Sandbox, mount: Mo
     with launch_in_a_shell(m) as process:
         wait_for_call(box, "object-put")
         process.kill()
-        wait_until(lambda: process.poll() is not None, "the process ends", timeout=5)
+        wait_until(lambda: process.poll() is not None, "the process ends")
         box.faults.clear()
     assert box.runs() == []
 

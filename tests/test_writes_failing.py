@@ -11,35 +11,21 @@ from typing import Any
 
 import pytest
 from harness import wait_until
+from world import storage_side
 
 from cloudsimfs import changes
 from cloudsimfs.clock import SystemClock
-from cloudsimfs.config import Config
 from cloudsimfs.content import Content
 from cloudsimfs.errors import CloudsimfsError, NoSpace
-from cloudsimfs.mount import _Files
 from cloudsimfs.rename import rename
-from cloudsimfs.replay import replay
 from cloudsimfs.sandbox import Sandbox
-from cloudsimfs.service import Credentials, connect
 
 
 @pytest.fixture
 def files(box: Sandbox, tmp_path: Path) -> Iterator[Any]:
     """The storage side of a mount without a kernel above it."""
-    stop = threading.Event()
-    client = connect(base_url=box.url, key=box.key, api="v1", stop=stop)
-    config = Config(box.url, Credentials(None, box.key), tmp_path / "cache", api="v1", write_back=0.0)
-    made = _Files(config, client, SystemClock(), on_change=lambda directory, names: None)
-    replay(made.tree)
-    made.writeback.start()
-    yield made
-    stop.set()
-    made.writeback.stop()
-    made.journal.close()
-    made.datacache.close()
-    made.dcache.close()
-    client.close()
+    with storage_side(box, tmp_path / "cache", "v1", SystemClock()) as made:
+        yield made
     wait_until(lambda: all(thread.name != "fetch" for thread in threading.enumerate()), "the fetchers end")
 
 
@@ -75,7 +61,7 @@ def nothing_waits(files: Any) -> bool:
 
 def unwritable(files: Any, *, yes: bool) -> None:
     """Every commit of the journal fails from now on, or none."""
-    files.journal._db.execute(f"PRAGMA query_only={int(yes)}")
+    files.journal._db._connection.execute(f"PRAGMA query_only={int(yes)}")
 
 
 @pytest.mark.parametrize("step", ["journal", "backing file"])
@@ -89,7 +75,7 @@ def test_an_upload_survives_a_full_disk_at_its_start(
         fail_once(monkeypatch, Content, "acquire", lambda _: threading.current_thread().name.startswith(workers))
     write_file(files, "f", b"bytes")
     wait_until(lambda: nothing_waits(files), "nothing is pending any more")
-    files.writeback.drain(timeout=10)  # says that all is stored
+    files.writeback.drain(timeout=30)  # says that all is stored
     assert box.files() == {"f": b"bytes"}
 
 
@@ -99,7 +85,7 @@ def test_a_renames_delete_survives_a_full_disk_at_the_end_of_the_upload(
     box.put("a", b"bytes")
     fail_once(monkeypatch, files.journal, "save_file", lambda row: row.state == "stored")
     rename(files.tree, "a", "b")
-    wait_until(lambda: box.files() == {"b": b"bytes"}, "the old name goes", timeout=8)
+    wait_until(lambda: box.files() == {"b": b"bytes"}, "the old name goes")
     assert box.calls.counts()["upload-url"] == 1, "it is stored once"
 
 
@@ -121,7 +107,7 @@ def test_a_file_can_be_stored_after_its_close_failed(
     files.handles.write(fh, b"second", 0)
     files.handles.flush(fh)
     files.handles.release(fh)
-    files.writeback.drain(timeout=10)
+    files.writeback.drain(timeout=30)
     assert box.files() == {"f": b"second"}
 
 
@@ -134,7 +120,7 @@ def test_an_unlink_that_failed_deletes_nothing(box: Sandbox, files: Any) -> None
     assert files.tree.getattr("f").size == 5, "it is there as before"
     assert nothing_waits(files)
     changes.unlink(files.tree, "f")
-    files.writeback.drain(timeout=10)
+    files.writeback.drain(timeout=30)
     assert box.files() == {}
 
 
@@ -158,18 +144,18 @@ def test_a_file_that_could_not_be_made_is_not_there(files: Any) -> None:
     unwritable(files, yes=False)
     assert files.tree.readdir("") == []
     write_file(files, "f", b"bytes")
-    files.writeback.drain(timeout=10)
+    files.writeback.drain(timeout=30)
 
 
 def test_what_a_failed_write_has_left_beyond_the_end_is_not_uploaded(box: Sandbox, files: Any) -> None:
     fh = files.handles.create("f", 0o644, os.O_WRONLY)
     files.handles.write(fh, b"accepted", 0)
     content = files.handles.get(fh).inode.content
-    os.pwrite(content._fd, b"left", content.size)
+    os.pwrite(content._file.fd, b"left", content.size)
     reader = files.handles.open("f", os.O_RDONLY)  # nothing trims the file while it is open
     files.handles.flush(fh)
     files.handles.release(fh)
-    files.writeback.drain(timeout=10)
+    files.writeback.drain(timeout=30)
     files.handles.release(reader)
     assert box.files() == {"f": b"accepted"}
 
@@ -203,7 +189,7 @@ def test_a_rename_that_failed_deletes_nothing(box: Sandbox, files: Any, is_open:
         rename(files.tree, "f", "g")
     unwritable(files, yes=False)
     assert files.tree.getattr("f").size == 5
-    files.writeback.drain(timeout=10)
+    files.writeback.drain(timeout=30)
     assert box.files()["f"] == b"bytes"
     if reader is not None:
         files.handles.release(reader)

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
 import pytest
 from harness import wait_until
+from world import storage_side
 
 from cloudsimfs import changes, deletes
 from cloudsimfs.clock import SystemClock
-from cloudsimfs.config import Config
 from cloudsimfs.errors import TryAgain
 from cloudsimfs.mount import _Files
-from cloudsimfs.replay import replay
 from cloudsimfs.sandbox import Sandbox
-from cloudsimfs.service import Credentials, connect
 
 
 class MovingClock(SystemClock):
@@ -40,19 +37,8 @@ def files(
 ) -> Iterator[_Files]:
     """The storage side of a mount without a kernel above it."""
     monkeypatch.setattr(deletes, "HOLD", 0.2)
-    stop = threading.Event()
-    client = connect(base_url=box.url, key=box.key, api=api, stop=stop)
-    config = Config(box.url, Credentials(None, box.key), tmp_path / "cache", api=api, write_back=0.0)
-    made = _Files(config, client, clock, on_change=lambda directory, names: None)
-    replay(made.tree)
-    made.writeback.start()
-    yield made
-    stop.set()
-    made.writeback.stop()
-    made.journal.close()
-    made.datacache.close()
-    made.dcache.close()
-    client.close()
+    with storage_side(box, tmp_path / "cache", api, clock) as made:
+        yield made
 
 
 def names(files: _Files) -> list[str]:
@@ -73,7 +59,7 @@ def test_refused_deletes_do_not_cost_the_hours_calls(box: Sandbox, files: _Files
     assert all(job.due - clock.monotonic() > 50 for job in files.writeback.pending()), "again in minutes"
     assert names(files) == ["kept"]
     box.faults.clear()
-    files.writeback.drain(timeout=10)
+    files.writeback.drain(timeout=30)
     assert box.paths() == ["kept"]
 
 
@@ -87,18 +73,18 @@ def test_a_delete_that_stays_refused_is_given_up(box: Sandbox, files: _Files, cl
     changes.rmdir(files.tree, "d")
     for _ in range(2):
         with pytest.raises(TryAgain, match="it is locked"):
-            files.writeback.drain(timeout=10)
+            files.writeback.drain(timeout=30)
         wait_until(lambda: all(job.error for job in files.writeback.pending()), "all have been tried")
         assert names(files) == []
         clock.ahead += 400.0
-    files.writeback.drain(timeout=10)
+    files.writeback.drain(timeout=30)
     assert names(files) == ["d", "f"]
     assert [name for name, _ in files.tree.readdir("d")] == ["x"]
     assert sorted(files.writeback.deletes.given_up()) == ["d", "f"]
     assert list(files.journal.gone()) == []
     box.faults.remove(fault)
     changes.unlink(files.tree, "f")
-    files.writeback.drain(timeout=10)
+    files.writeback.drain(timeout=30)
     assert (box.paths(), list(files.writeback.deletes.given_up())) == (["d/x"], ["d"])
 
 
@@ -110,5 +96,5 @@ def test_a_refused_delete_of_what_is_gone_is_done(box: Sandbox, files: _Files) -
     changes.unlink(files.tree, "f")
     box.remove("f")
     box.faults.add("delete", "status", status=403, body='{"errors": ["A technical problem has occurred."]}')
-    files.writeback.drain(timeout=10)
+    files.writeback.drain(timeout=30)
     assert files.writeback.pending() == []

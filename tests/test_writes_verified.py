@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 import pytest
 from conftest import MountFactory
-from harness import wait_until
+from harness import errno_of, wait_until
 
 from cloudsimfs.sandbox import Sandbox
 
@@ -67,3 +68,52 @@ def test_a_listing_with_another_size_retires_nothing(box: Sandbox, mount: MountF
     assert box.calls.counts()["object-get"] == 0
     m.crash()
     assert (m.path / "f").read_bytes() == b"as it was written"
+
+
+# -- a success without an ETag ---------------------------------------------------------------------------------------
+
+
+def test_what_a_portal_swallows_is_not_taken_for_stored(box: Sandbox, mount: MountFactory) -> None:
+    """It says yes to everything; the service has the old file, and its listings are the only proof."""
+    box.put("f", b"olds")
+    m = mount()
+    portal = box.faults.add("object-put", "status", status=200)
+    (m.path / "f").write_bytes(b"news")
+    (m.path / "folder").mkdir()
+    (m.path / "folder/g").write_bytes(b"new")
+    wait_until(lambda: all("without an ETag" in job["error"] for job in m.pending()) and m.pending(), "it is said")
+    assert errno_of(lambda: (m.path / ".cloudsimfs/flush").write_text("1")) == errno.EAGAIN
+    assert box.calls.counts()["upload-url"] == 2, "the links are kept"
+    assert box.files() == {"f": b"olds"}
+    m.crash()
+    box.faults.remove(portal)
+    assert m.settle() == {"f": b"news", "folder/g": b"new"}
+
+
+def test_a_store_without_etags_has_to_prove_that_once(box: Sandbox, mount: MountFactory) -> None:
+    box.faults.add("object-put", "odd", variation="no-etag")
+    m = mount()
+    (m.path / "f").write_bytes(b"first")
+    m.flush()
+    first = box.calls.counts()
+    assert first["list"] + first["list-all"] <= 4, first
+    for number in range(10):
+        (m.path / f"{number}").write_bytes(b"bytes")
+    m.flush()
+    then = box.calls.counts()
+    assert [then[name] for name in ("list", "list-all")] == [first[name] for name in ("list", "list-all")]
+    assert then["upload-url"] == 11
+    assert len(m.settle()) == 11
+
+
+@pytest.mark.parametrize("api", ["v1"])
+def test_the_proof_may_be_late(box: Sandbox, mount: MountFactory) -> None:
+    box.faults.add("object-put", "odd", variation="no-etag")
+    box.settings.listing_lag = 100.0
+    m = mount()
+    (m.path / "f").write_bytes(b"first")
+    wait_until(lambda: any(job["error"] for job in m.pending()), "it is not listed yet")
+    box.advance(200.0)
+    wait_until(lambda: not m.pending(), "it is listed")
+    assert box.calls.counts()["object-put"] < 4, "looked for before it is sent again"
+    assert m.settle() == {"f": b"first"}

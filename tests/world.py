@@ -1,8 +1,11 @@
-"""A mount's storage side without a kernel, on a clock moved by hand, over a real client and a sandbox."""
+"""A mount's storage side without a kernel, over a real client and a sandbox."""
 
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -10,13 +13,13 @@ from harness import wait_until
 from test_metadata_dcache import Ticking
 
 from cloudsimfs import paths
-from cloudsimfs.clock import ManualClock
+from cloudsimfs.clock import Clock, ManualClock
 from cloudsimfs.config import Config
 from cloudsimfs.errors import NotFound
 from cloudsimfs.mount import _Files
 from cloudsimfs.replay import replay
 from cloudsimfs.sandbox import Sandbox
-from cloudsimfs.service import Credentials, Retry, connect
+from cloudsimfs.service import Client, Credentials, Retry, connect
 from cloudsimfs.workqueue import WorkQueue
 
 Size = int | None  # bytes; None: absent
@@ -24,8 +27,30 @@ TTL = 60.0  # seconds
 NEVER = 1e9  # seconds of write-back
 
 
+@contextmanager
+def storage_side(box: Sandbox, directory: Path, api: Literal["v1", "v2"], clock: Clock) -> Iterator[_Files]:
+    """A mount's storage side, without a kernel, that uploads at once."""
+    stop = threading.Event()
+    client = connect(base_url=box.url, key=box.key, api=api, stop=stop)
+    config = Config(box.url, Credentials(None, box.key), directory, api=api, write_back=0.0)
+    files = _Files(config, client, clock, on_change=lambda _directory, _names: None)
+    replay(files.tree)
+    files.writeback.start()
+    yield files
+    stop.set()
+    close(files, client)
+
+
+def close(files: _Files, client: Client) -> None:
+    files.writeback.stop()
+    files.journal.close()
+    files.datacache.close()
+    files.dcache.close()
+    client.close()
+
+
 class World:
-    """A mount's storage side, without a kernel."""
+    """The same on a clock moved by hand, with a user's hands."""
 
     def __init__(
         self, box: Sandbox, directory: Path, api: Literal["v1", "v2"], clock: Ticking, *, write_back: float = NEVER
@@ -51,11 +76,7 @@ class World:
         self.files.writeback.start()
 
     def close(self) -> None:
-        self.files.writeback.stop()
-        self.files.journal.close()
-        self.files.datacache.close()
-        self.files.dcache.close()
-        self.client.close()
+        close(self.files, self.client)
 
     def rest(self) -> None:
         """Until nothing happens any more unless the clock moves."""

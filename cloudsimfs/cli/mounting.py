@@ -13,7 +13,7 @@ import click
 from cloudsimfs import config, mountoptions, mountpoint
 from cloudsimfs.cli.base import main
 from cloudsimfs.cli.options import options, settings_of
-from cloudsimfs.cli.running import drain, read_status
+from cloudsimfs.cli.running import drain, mount_at_hand, read_status
 from cloudsimfs.daemon import notify_systemd, run_in_background
 from cloudsimfs.errors import ConfigError, MountError
 from cloudsimfs.journal import count_pending
@@ -113,8 +113,8 @@ def _note_other_accounts(cache_dir: Path) -> None:
 @click.option("--lazy", is_flag=True, help="Unmount even if files are in use; they go when they are closed.")
 @click.option("--no-wait", is_flag=True, help="Do not wait for uploads; they go on at the next mount.")
 def umount(directory: Path | None, lazy: bool, no_wait: bool, **given: Any) -> None:
-    """Upload what is pending, then unmount MOUNTPOINT, or the profile's."""
-    directory = directory.absolute() if directory else place_of(None, settings_of(given))
+    """Upload what is pending, then unmount MOUNTPOINT, or the profile's, or the only one there is."""
+    directory = directory.absolute() if directory else _mounted_place(given)
     if mountpoint.mount_type(directory) != mountpoint.FS_TYPE:
         raise MountError(f"{directory}: no cloudsimfs is mounted there")
     daemon = None
@@ -129,6 +129,14 @@ def umount(directory: Path | None, lazy: bool, no_wait: bool, **given: Any) -> N
     mountpoint.unmount(directory, lazy=lazy)
     if daemon is not None and not lazy:
         _wait_for_end(daemon)
+
+
+def _mounted_place(given: dict[str, Any]) -> Path:
+    any_will_do = not given["profile"]
+    settings = settings_of(given)
+    if settings["mountpoint"] is None and any_will_do and (found := mount_at_hand()) is not None:
+        return found
+    return place_of(None, settings)
 
 
 def _wait_for_end(pid: int) -> None:

@@ -15,7 +15,7 @@ import click
 
 from cloudsimfs import config
 from cloudsimfs.cli.base import main
-from cloudsimfs.cli.running import mount_of
+from cloudsimfs.cli.running import mount_at_hand, mount_of
 from cloudsimfs.control import STATE
 from cloudsimfs.errors import MountError
 from cloudsimfs.recovery import Draft, copy_out, find_drafts
@@ -45,11 +45,12 @@ def recover(
 ) -> None:
     """List the files that were open for writing when the daemon died, and deal with them.
 
-    They are kept on this machine and never uploaded by themselves. PATH is anywhere in the mount; without one, and
-    outside of a mount, the cache directories are looked through. NAME is an id or a path of the list, or a pattern.
+    They are kept on this machine and never uploaded by themselves. PATH is anywhere in the mount;
+    default: the one we are in, or the only one; if there is none, the cache directories are looked through. NAME is
+    an id or a path of the list, or a pattern.
     """
     wanted = ("*", *upload) if upload_all else upload
-    top = None if cache_dir or (url and path is None) else _mount(path)
+    top = _mount(path, elsewhere=bool(cache_dir or url))
     drafts = _listed(top) if top is not None else _stored(cache_dir, url)
     if not (save or wanted or discard):
         _show(drafts, as_json=as_json)
@@ -66,13 +67,10 @@ def recover(
         _discard(top, _named(drafts, discard), asked=yes)
 
 
-def _mount(path: Path | None) -> Path | None:
-    try:
-        return mount_of(path or Path("."))
-    except MountError:
-        if path is not None:
-            raise
-        return None
+def _mount(path: Path | None, *, elsewhere: bool) -> Path | None:
+    if path is not None:
+        return mount_of(path)
+    return None if elsewhere else mount_at_hand("name one, or a place to look with --cache-dir")
 
 
 def _listed(top: Path) -> list[Draft]:

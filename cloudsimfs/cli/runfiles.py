@@ -24,6 +24,7 @@ from cloudsimfs.simulations import SIMULATIONS, Simulations
 from cloudsimfs.virtual import File
 
 BLOCK = 1 << 20  # bytes read at a time
+CHOOSE = "name one with --mount, or a service with --url"
 Reader = Callable[[int], bytes]
 """The bytes there are from an offset on, at most BLOCK."""
 
@@ -47,7 +48,7 @@ class RunFiles(Protocol):
 @contextmanager
 def reach(top: Path | None, settings: config.Settings, *, direct: bool) -> Iterator[RunFiles]:
     """By the mount at `top`, else (unless `direct`) the one we are in, else the only one; else without a mount."""
-    found = mount_of(top) if top is not None else None if direct else mount_at_hand()
+    found = mount_of(top) if top is not None else None if direct else mount_at_hand(CHOOSE)
     if found is not None:
         yield InMount(found)
         return

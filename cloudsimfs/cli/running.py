@@ -29,18 +29,29 @@ def mount_of(path: Path) -> Path:
     raise MountError(f"{path}: not inside a cloudsimfs mount")
 
 
-def mount_at_hand(how_to_name: str = "name one with --mount, or a service with --url") -> Path | None:
-    """The mount we are in, else the only one there is."""
+def mount_at_hand(how: str = "name one") -> Path | None:
+    """The mount we are in, else the only one that answers and lets us in; None if there is none.
+
+    Raises MountError if there are several; `how` says how to choose.
+    """
     with contextlib.suppress(MountError, FileNotFoundError):
         return mount_of(Path.cwd())
-    found = [top for top in mountpoint.all_mounts() if mountpoint.state(top) == "ok" and _is_ours(top)]
+    found = [top for top in mountpoint.all_mounts() if mountpoint.state(top) == "ok" and _lets_us_in(top)]
     if len(found) > 1:
-        raise MountError(f"several mounts ({', '.join(map(str, found))}): {how_to_name}")
+        raise MountError(f"several mounts ({', '.join(map(str, found))}): {how}")
     return found[0] if found else None
 
 
-def _is_ours(top: Path) -> bool:
+def _lets_us_in(top: Path) -> bool:
     return os.access(top / SIMULATIONS / "README", os.R_OK)
+
+
+def mount_meant(path: Path | None) -> Path:
+    """The mount above `path`, or, if none was named, the one at hand. Raises MountError."""
+    found = mount_of(path) if path is not None else mount_at_hand()
+    if found is None:
+        raise MountError("no cloudsimfs is mounted here; `cloudsimfs mount MOUNTPOINT` mounts one")
+    return found
 
 
 def read_status(directory: Path) -> dict[str, Any]:

@@ -8,10 +8,10 @@ from typing import Any
 
 import click
 
-from cloudsimfs import config, datacache
+from cloudsimfs import cachedir, config
 from cloudsimfs.cli.base import main
 from cloudsimfs.cli.options import options, settings_of
-from cloudsimfs.cli.running import drain, mount_at_hand, mount_of
+from cloudsimfs.cli.running import drain, mount_meant, mount_of
 from cloudsimfs.control import STATE
 from cloudsimfs.errors import MountError
 from cloudsimfs.simulations import SIMULATIONS
@@ -31,9 +31,9 @@ def refresh(path: Path) -> None:
 def status(path: Path | None, as_json: bool) -> None:
     """What waits for upload, how full the cache is, and how many API calls are left, of the mount PATH is in.
 
-    Without PATH: of the mount we are in, else of the only one.
+    Without PATH: of the mount we are in, or the only one.
     """
-    top = _meant(path) / STATE
+    top = mount_meant(path) / STATE
     click.echo((top / ("status.json" if as_json else "status")).read_text(), nl=False)
 
 
@@ -42,19 +42,11 @@ def status(path: Path | None, as_json: bool) -> None:
 def flush(path: Path | None) -> None:
     """Wait until all that was written in the mount PATH is in is on the service.
 
-    Without PATH: in the mount we are in, else in the only one.
+    Without PATH: in the mount we are in, or the only one.
     """
-    top = _meant(path)
+    top = mount_meant(path)
     if not drain(top):
         raise MountError((top / SIMULATIONS / "error").read_text().strip())
-
-
-def _meant(path: Path | None) -> Path:
-    """The mount of a path, else the one at hand. Raises MountError."""
-    top = mount_of(path) if path is not None else mount_at_hand("name one")
-    if top is None:
-        raise MountError("nothing is mounted; `cloudsimfs mount MOUNTPOINT` does it")
-    return top
 
 
 @main.group()
@@ -67,7 +59,7 @@ def cache() -> None:
 @click.option("--json", "as_json", is_flag=True, help="For programs; sizes in bytes.")
 def show(as_json: bool, **given: Any) -> None:
     """How much the cache holds, and where."""
-    found = {str(directory): datacache.measure(directory) for directory in _account_dirs(given)}
+    found = {str(directory): cachedir.measure(directory) for directory in _account_dirs(given)}
     if as_json:
         click.echo(json.dumps({place: {"bytes": used, "files": files} for place, (used, files) in found.items()}))
         return
@@ -80,7 +72,7 @@ def show(as_json: bool, **given: Any) -> None:
 def clear(**given: Any) -> None:
     """Remove what is cached and stored on the service; what waits for its upload stays. Not while it is mounted."""
     for directory in _account_dirs(given):
-        click.echo(f"{directory}: {datacache.clear(directory) / 2**20:.1f} MiB freed")
+        click.echo(f"{directory}: {cachedir.clear(directory) / 2**20:.1f} MiB freed")
 
 
 def _account_dirs(given: dict[str, Any]) -> list[Path]:

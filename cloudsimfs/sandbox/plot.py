@@ -14,7 +14,7 @@ from pathlib import Path
 
 Colour = tuple[int, int, int]
 
-WHITE, BLACK, GREY, BLUE = (255, 255, 255), (0, 0, 0), (220, 220, 220), (31, 119, 180)
+BLACK, GREY, BLUE = (0, 0, 0), (220, 220, 220), (31, 119, 180)
 _STOPS: tuple[Colour, ...] = ((0, 0, 4), (87, 16, 110), (188, 55, 84), (249, 142, 9), (252, 255, 164))
 _GLYPHS = {  # 3 x 5 pixels, one octal digit a row
     "0": "75557", "1": "26227", "2": "71747", "3": "71717", "4": "55711", "5": "74717", "6": "74757",

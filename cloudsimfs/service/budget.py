@@ -143,10 +143,6 @@ class _Window:
     def next_look(self, now: float) -> float:
         return max(now, self.ends if self._probe_at is None else min(self.ends, self._probe_at))
 
-    def spend_all(self) -> None:
-        if self.limit is not None:
-            self._unreported = max(0, self.limit - self._told)
-
     def renew(self) -> None:
         self._told = self._unreported = 0
 
@@ -223,9 +219,7 @@ class Budget:
             self._hour.renew()
 
     def settle(self, ticket: Ticket, headers: Mapping[str, str] | None = None) -> None:
-        """The call was sent; `headers` are its reply's (service-observed.md "Limits"), None if there was
-        none.
-        """
+        """The call was sent; `headers` are its reply's (service-observed.md "Limits"), None if there was none."""
         told = headers or {}
         with self._lock:
             now = self._time.now()
@@ -262,10 +256,11 @@ class Budget:
             used = self._hour.used + self._in_flight
             room = self._hour.room(self._in_flight, self._hour.reserve)
             blocked = now < self._blocked_until
+            remaining = None if self._hour.limit is None else max(0, int(room))
             return BudgetState(
                 limit=self._hour.limit,
                 used=used,
-                remaining=0 if blocked else None if self._hour.limit is None else max(0, int(room)),
+                remaining=0 if blocked else remaining,
                 reserve=self._hour.reserve,
                 resets_at=self._time.shown(self._blocked_until if blocked else self._hour.ends),
                 window_known=blocked or self._hour.known,

@@ -7,24 +7,20 @@ nothing of files, inodes or caches, keeps no copy of what it read, and never sen
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from cloudsimfs import paths
 from cloudsimfs.clock import Clock, SystemClock
 from cloudsimfs.errors import (
     BadReply,
     ConfigError,
-    KeyRefused,
     LaunchUnresolved,
     NoSuchEntry,
     NotOffered,
     Refused,
-    ServiceError,
-    VersionNotEnabled,
 )
 from cloudsimfs.service import entries, parsing, v1, v2
 from cloudsimfs.service.budget import Budget, Urgency
@@ -32,21 +28,16 @@ from cloudsimfs.service.call import Call, Retry, Timeouts, Version
 from cloudsimfs.service.credentials import check_key
 from cloudsimfs.service.exchange import Exchange, check_base_url
 from cloudsimfs.service.model import Download, Entry, LaunchRequest, Signal, Simulation, Stored, View
+from cloudsimfs.service.paging import all_pages
 from cloudsimfs.service.redact import register_secret
 from cloudsimfs.service.retry import Retrier
 from cloudsimfs.service.transfer import Fetched, Store, opened
 from cloudsimfs.service.transport import Body, Progress, Reply, Wire
 from cloudsimfs.service.uploads import Uploads
+from cloudsimfs.service.versions import Versions, check_done
 
-log = logging.getLogger(__name__)
-
-_PAGES = 20_000  # pages of one listing; more is a service that never ends
 _LINK_TRIES = 5  # calls until a download link that is null is given up
 _LINK_PAUSE = 2.0  # seconds between them (service-observed.md "URLs")
-_PROBE_AGAIN = 600.0  # seconds until v2 is asked for again after an answer that proved nothing; doubled each time
-
-T = TypeVar("T")
-Record = TypeVar("Record", Entry, Simulation)
 
 
 def connect(
@@ -98,17 +89,12 @@ class Client:
         clock: Clock,
     ) -> None:
         self.budget = budget
-        self._clock = clock
         self._wire = wire
         self._exchange = exchange
+        self._versions = Versions(api, exchange, clock)
         self._store = store
         self._uploads = Uploads(store, clock)
         self._retrier = retrier
-        self._probing = threading.Lock()  # held during the one probing call: nobody can go on without it
-        self._version: Version | None = None if api == "auto" else api
-        self._probe_at: float | None = None  # monotonic seconds; the version is a guess until looked at again then
-        self._probe_pause = _PROBE_AGAIN
-        self._absent: set[str] = set()  # operations this service's v2 has not; only ever grows
 
     def __enter__(self) -> Client:
         return self
@@ -123,107 +109,51 @@ class Client:
     @property
     def version(self) -> Version:
         """The API version in use; with `auto` the first look costs one call, which may raise."""
-        return self._resolve(Urgency.NORMAL)
+        return self._versions.in_use(Urgency.NORMAL)
 
     @property
     def clock_skew(self) -> float | None:
         """Seconds the service's clock is ahead of ours, as of its last reply; None if it did not say."""
         return self._exchange.clock_skew
 
-    def _resolve(self, urgency: Urgency) -> Version:
-        if self._version is None:
-            with self._probing:
-                if self._version is None:
-                    self._version = self._probe(urgency)
-        elif self._probe_is_due() and self._probing.acquire(blocking=False):  # the others go on with the guess
-            try:
-                if self._probe_is_due():
-                    self._version = self._probe(urgency)
-            except ServiceError as error:
-                log.debug("whether there is API v2 is still not known: %s", error)
-            finally:
-                self._probing.release()
-        return self._version
-
-    def _probe_is_due(self) -> bool:
-        return self._probe_at is not None and self._clock.monotonic() >= self._probe_at
-
-    def _probe(self, urgency: Urgency) -> Version:
-        """v2 if the account is enabled for it. A bad key ends in v1 too, whose first call then says so.
-
-        So does a failure without a reason; it may pass, and so v2 is asked for again later.
-        """
-        self._probe_at = self._clock.monotonic() + self._probe_pause
-        self._probe_pause *= 2
-        try:
-            self._exchange.call(v2.cpu_values(), urgency)
-        except (VersionNotEnabled, NotOffered, NoSuchEntry):
-            self._probe_at = None
-            return "v1"
-        except (KeyRefused, Refused):
-            return "v1"
-        self._probe_at = None
-        return "v2"
-
     # -- storage: names ---------------------------------------------------------------------------------
 
     def list_directory(self, entry_id: int, path: str, *, urgency: Urgency = Urgency.NORMAL) -> list[Entry]:
         """All entries directly in the folder `path` whose id is `entry_id` (0: the root), or an error."""
-        if self._uses_v2("list", urgency):
+        if self._versions.has_v2("list", urgency):
             try:
-                return self._paged("GET /storage/index", lambda page: self._page(entry_id, path, page, urgency))
+                return all_pages("GET /storage/index", lambda page: self._page(entry_id, path, page, urgency))
             except (NotOffered, NoSuchEntry) as error:
-                return self._fallen_back("list", error, lambda: self._list_v1(entry_id, path, urgency))
+                return self._versions.fall_back("list", error, lambda: self._list_v1(entry_id, path, urgency))
         return self._list_v1(entry_id, path, urgency)
 
     def _list_v1(self, entry_id: int, path: str, urgency: Urgency) -> list[Entry]:
         call = v1.list_directory(entry_id)
-        return entries.listing(call, self._exchange.call(call, urgency), path).entries
+        return entries.listing(call, self._exchange.call(call, urgency), path)
 
     def list_page(self, entry_id: int, path: str, page: int, *, urgency: Urgency = Urgency.NORMAL) -> list[Entry]:
         """v2: page `page` (from 1) of a folder, by name. Raises NotOffered in v1, which has no pages."""
-        if not self._uses_v2("list", urgency):
+        if not self._versions.has_v2("list", urgency):
             raise NotOffered("GET /storage/index: API v1 has no pages")
         return self._page(entry_id, path, page, urgency)[1]
 
     def _page(self, entry_id: int, path: str, page: int, urgency: Urgency) -> tuple[list[Any], list[Entry]]:
         call = v2.list_page(entry_id, page)
         sent = parsing.items(call, self._exchange.call(call, urgency), "a listing")
-        return sent, entries.listing(call, sent, path).entries
-
-    def _paged(
-        self,
-        label: str,
-        page: Callable[[int], tuple[list[Any], list[Record]]],
-        enough: Callable[[list[Record]], bool] | None = None,
-    ) -> list[Record]:
-        """All pages up to the empty one, or to what is `enough`. What moved onto the next page is taken once."""
-        found: dict[int, Record] = {}
-        before: list[Any] = []
-        for number in range(1, _PAGES + 1):
-            sent, parsed = page(number)
-            if not sent:
-                return list(found.values())
-            if sent == before:
-                raise BadReply(f"{label}: page {number} repeats the page before it")
-            before = sent
-            found.update((each.id, each) for each in parsed)
-            if enough is not None and enough(list(found.values())):
-                return list(found.values())
-        raise BadReply(f"{label}: more than {_PAGES} pages")
+        return sent, entries.listing(call, sent, path)
 
     def list_all(self, *, urgency: Urgency = Urgency.NORMAL) -> list[Entry]:
         """Every entry of the storage in one call, v1's, also for v2 accounts. It can be large."""
         call = v1.list_all()
         reply = self._exchange.call(call, urgency, entries.entry_hook())
-        return entries.listing(call, reply, None).entries
+        return entries.listing(call, reply, None)
 
     def view(self, path: str, *, urgency: Urgency = Urgency.NORMAL) -> View | None:
         """What is at `path`; None if definitely nothing. Raises Refused where v2 does not say which."""
         if path == paths.ROOT:
             return View(Entry(0, "", "", True), self.list_directory(0, paths.ROOT, urgency=urgency))
         _check_text(path)
-        call = v2.view(path) if self._resolve(urgency) == "v2" else v1.view(path)
+        call = v2.view(path) if self._versions.in_use(urgency) == "v2" else v1.view(path)
         try:
             return entries.view(call, self._exchange.call(call, urgency), path)
         except NoSuchEntry:
@@ -250,13 +180,13 @@ class Client:
         """Delete a file, or a folder with all in it. Raises NoSuchEntry if it was already gone."""
         if entry_id < 1:
             raise Refused("DELETE /storage: the root cannot be deleted")
-        self._acknowledged(v2.delete(entry_id), v1.delete(entry_id), urgency)
+        self._versions.acknowledged(v2.delete(entry_id), v1.delete(entry_id), urgency)
 
     def delete_cache(self, *, urgency: Urgency = Urgency.NORMAL) -> None:
         """Let the service see finished uploads now (v2). Raises NotOffered in v1."""
-        if self._resolve(urgency) == "v1":
+        if self._versions.in_use(urgency) == "v1":
             raise NotOffered("DELETE /user/delete-cache: API v1 has no such call")
-        self._acknowledged(v2.delete_cache(), None, urgency)
+        self._do(v2.delete_cache(), urgency)
 
     # -- storage: bytes ---------------------------------------------------------------------------------
 
@@ -266,6 +196,7 @@ class Client:
         size: int,
         body: Body,
         *,
+        is_listed: Callable[[Stored], bool] = lambda _: True,
         progress: Progress | None = None,
         urgency: Urgency = Urgency.BACKGROUND,
     ) -> Stored:
@@ -273,13 +204,17 @@ class Client:
 
         `body()` gives the bytes anew for each attempt; what it raises drops the connection and passes
         through. `progress` gets the bytes sent so far. Where the store's ETag is an MD5, it is compared with
-        that of what was sent.
+        that of what was sent; where there is none, `is_listed` may be asked whether the file is there.
         """
         _check_text(path)
-        return self._uploads.put(path, size, body, lambda: self._upload_link(path, urgency), progress=progress)
+
+        def ask() -> str:
+            return self._upload_link(path, urgency)
+
+        return self._uploads.put(path, size, body, ask, is_listed, progress=progress)
 
     def _upload_link(self, path: str, urgency: Urgency) -> str:
-        call = v2.upload_url(path) if self._resolve(urgency) == "v2" else v1.upload_url(path)
+        call = v2.upload_url(path) if self._versions.in_use(urgency) == "v2" else v1.upload_url(path)
         link = parsing.link(call, self._exchange.call(call, urgency))
         if link is None:
             raise BadReply(f"{call.label}: no upload link came")
@@ -291,7 +226,7 @@ class Client:
         call = v1.upload_direct(path, data)
         if len(data) >= v1.DIRECT_LIMIT:
             raise Refused(f"{call.label}: direct upload is for files below {v1.DIRECT_LIMIT} bytes")
-        self._acknowledged(None, call, urgency)
+        self._do(call, urgency)
 
     def download(self, entry_id: int, *, urgency: Urgency = Urgency.NORMAL) -> Download:
         """Where the file can be fetched. A null link is asked for again, 2 s apart, at most 5 times."""
@@ -306,7 +241,7 @@ class Client:
     def _download_link(self, entry_id: int, urgency: Urgency) -> str | None:
         """v2's documented call, else the one public clients use, else v1's."""
         candidates: list[tuple[str, Call]] = [("", v1.download_url(entry_id))]
-        if self._resolve(urgency) == "v2":
+        if self._versions.in_use(urgency) == "v2":
             candidates = [
                 ("download", v2.download(entry_id)),
                 ("view-url", v2.view_url(entry_id)),
@@ -314,7 +249,7 @@ class Client:
             ]
         missing: list[str] = []
         for name, call in candidates:
-            if name in self._absent:
+            if self._versions.lacks(name):
                 continue
             try:
                 link = parsing.link(call, self._exchange.call(call, urgency))
@@ -323,7 +258,7 @@ class Client:
                     raise
                 missing.append(name)
                 continue
-            self._absent.update(missing)
+            self._versions.note_lacking(missing)
             return link
         raise NotOffered(f"entry {entry_id}: the service offers no download link")
 
@@ -366,13 +301,13 @@ class Client:
         `logs` makes v1's call, which has them, also for v2 accounts. `enough`, told the runs of the pages so far, may
         say that no more pages are wanted.
         """
-        if not logs and self._uses_v2("simulations", urgency):
+        if not logs and self._versions.has_v2("simulations", urgency):
             try:
-                return self._paged(
+                return all_pages(
                     "GET /simulation/index-short", lambda page: self._simulations_page(page, urgency), enough
                 )
             except (NotOffered, NoSuchEntry) as error:
-                return self._fallen_back("simulations", error, lambda: self._simulations_v1(urgency))
+                return self._versions.fall_back("simulations", error, lambda: self._simulations_v1(urgency))
         return self._simulations_v1(urgency)
 
     def _simulations_v1(self, urgency: Urgency) -> list[Simulation]:
@@ -386,7 +321,7 @@ class Client:
 
     def simulation(self, run_id: int, *, urgency: Urgency = Urgency.NORMAL) -> Simulation:
         """One run with its output. Raises NoSuchEntry."""
-        call, reply = self._either(v2.simulation(run_id), v1.simulation(run_id), urgency)
+        call, reply = self._versions.either(v2.simulation(run_id), v1.simulation(run_id), urgency)
         return parsing.simulation(call, reply)
 
     def launch(self, request: LaunchRequest, *, urgency: Urgency = Urgency.CONTROL) -> int:
@@ -397,7 +332,7 @@ class Client:
         """
         for text in (request.folder, request.cpu, request.ram, request.script, request.mesh or ""):
             _check_text(text)
-        call = v2.launch(request) if self._resolve(urgency) == "v2" else v1.launch(request)
+        call = v2.launch(request) if self._versions.in_use(urgency) == "v2" else v1.launch(request)
         try:
             return parsing.launched(call, self._exchange.call(call, urgency))
         except BadReply as error:
@@ -407,66 +342,29 @@ class Client:
         """Stop a run, softly or hard. Raises NoSuchEntry, and Refused in the wrong state."""
         if signal is Signal.SYNC:
             raise ValueError("use sync()")
-        if self._resolve(urgency) == "v2":
-            self._acknowledged(v2.stop(run_id, signal), None, urgency)
-        else:
-            self._acknowledged(None, v1.stop(run_id, signal), urgency)
+        call = v2.stop(run_id, signal) if self._versions.in_use(urgency) == "v2" else v1.stop(run_id, signal)
+        self._do(call, urgency)
 
     def sync(self, run_id: int, *, urgency: Urgency = Urgency.CONTROL) -> None:
         """Ask a run to save its current results and go on. Raises NoSuchEntry, and Refused in the wrong
         state.
         """
-        self._acknowledged(v2.sync(run_id), v1.sync(run_id), urgency)
+        self._versions.acknowledged(v2.sync(run_id), v1.sync(run_id), urgency)
 
     def cpu_values(self, *, urgency: Urgency = Urgency.NORMAL) -> tuple[str, ...]:
         """The values a launch may use for cpu."""
-        return parsing.options(*self._either(v2.cpu_values(), v1.cpu_values(), urgency))
+        return parsing.options(*self._versions.either(v2.cpu_values(), v1.cpu_values(), urgency))
 
     def ram_values(self, *, urgency: Urgency = Urgency.NORMAL) -> tuple[str, ...]:
         """The values a launch may use for ram."""
-        return parsing.options(*self._either(v2.ram_values(), v1.ram_values(), urgency))
+        return parsing.options(*self._versions.either(v2.ram_values(), v1.ram_values(), urgency))
 
     def scripts(self, *, urgency: Urgency = Urgency.NORMAL) -> tuple[str, ...]:
         """The values a launch may use for script."""
-        return parsing.options(*self._either(v2.scripts(), v1.scripts(), urgency))
+        return parsing.options(*self._versions.either(v2.scripts(), v1.scripts(), urgency))
 
-    # -- one version or the other -----------------------------------------------------------------------
-
-    def _uses_v2(self, operation: str, urgency: Urgency) -> bool:
-        return self._resolve(urgency) == "v2" and operation not in self._absent
-
-    def _either(self, two: Call, one: Call, urgency: Urgency) -> tuple[Call, Any]:
-        """The call of the version in use, and its reply."""
-        if not self._uses_v2(two.operation, urgency):
-            return one, self._exchange.call(one, urgency)
-        try:
-            return two, self._exchange.call(two, urgency)
-        except (NotOffered, NoSuchEntry) as error:
-            if not two.undocumented:
-                raise
-            reply = self._fallen_back(two.operation, error, lambda: self._exchange.call(one, urgency))
-            return one, reply
-
-    def _fallen_back(self, operation: str, error: Exception, instead: Callable[[], T]) -> T:
-        """What v1 says where v2 answered 404 or 405; remembered, so that the detour is paid once.
-
-        A 404 that names an id may mean the id: only if v1 knows it, the call was what v2 did not know.
-        """
-        if isinstance(error, NotOffered):
-            self._absent.add(operation)
-        result = instead()
-        self._absent.add(operation)
-        return result
-
-    def _acknowledged(self, two: Call | None, one: Call | None, urgency: Urgency) -> None:
-        if two is not None and one is not None:
-            call, reply = self._either(two, one, urgency)
-        else:
-            only = two or one
-            assert only is not None
-            call, reply = only, self._exchange.call(only, urgency)
-        if parsing.unwrap(reply) is False:
-            raise Refused(f"{call.label}: the service answered false")
+    def _do(self, call: Call, urgency: Urgency) -> None:
+        check_done(call, self._exchange.call(call, urgency))
 
 
 def _check_text(text: str) -> None:

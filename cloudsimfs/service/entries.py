@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from cloudsimfs import paths
@@ -30,14 +29,6 @@ from cloudsimfs.service.parsing import (
 log = logging.getLogger(__name__)
 
 _DIRECTORY_TYPES = frozenset({"dir", "directory", "folder"})
-
-
-@dataclass(frozen=True, slots=True)
-class Listing:
-    """One parsed listing or page. `received` counts what the service sent, refused entries included."""
-
-    entries: list[Entry]
-    received: int
 
 
 class _Refused(Exception):
@@ -150,13 +141,13 @@ def _entries(call: Call, items: Iterable[Any], listed: str | None) -> list[Entry
     return found
 
 
-def listing(call: Call, reply: Any, folder: str | None) -> Listing:
+def listing(call: Call, reply: Any, folder: str | None) -> list[Entry]:
     """A folder's listing, a page of it, or (`folder` None) all entries. Raises BadReply."""
     found = items(call, reply, "a listing")
     entries = _entries(call, found, None if folder is None else sys.intern(folder))
     if found and not entries and not any(isinstance(item, dict) for item in found):
         raise bad_reply(call, reply, "a listing")
-    return Listing(entries, len(found))
+    return entries
 
 
 def entry(call: Call, reply: Any) -> Entry:
@@ -181,7 +172,7 @@ def view(call: Call, reply: Any, path: str) -> View | None:
             single = _entries(call, value, None)
             if single and single[0].path == path:
                 return View(single[0])
-        return View(Entry(0, dirname, name, True), listing(call, value, path).entries)
+        return View(Entry(0, dirname, name, True), listing(call, value, path))
     if not isinstance(value, dict):
         raise bad_reply(call, reply, "an entry")
     member = next((each for each in CHILD_MEMBERS if isinstance(value.get(each), list)), None)

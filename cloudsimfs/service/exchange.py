@@ -26,12 +26,10 @@ from cloudsimfs.service.budget import Budget, Urgency
 from cloudsimfs.service.call import Call, Timeouts
 from cloudsimfs.service.parsing import Hook
 from cloudsimfs.service.retry import Failed, Retrier
-from cloudsimfs.service.transport import Reply, Wire
+from cloudsimfs.service.transport import HOPS, Reply, Wire
 
 log = logging.getLogger(__name__)
 
-_HOPS = 5
-_REDIRECTS = (301, 302, 303, 307, 308)
 _VERSIONED = re.compile(r"/api(/v[12])?$")
 
 
@@ -120,15 +118,13 @@ class Exchange:
 
     def open(self, call: Call, urgency: Urgency) -> Reply | str:
         """The open reply of a call whose body is a file, or the link it redirects to. Raises ServiceError."""
-
         self._check_online(call)
 
         def attempt(deadline: float) -> Reply | str:
             reply = self._send(call, self._url(call), urgency, deadline)
-            location = reply.headers.get("location")
-            if reply.status in _REDIRECTS and location:
+            if reply.redirect is not None:
                 reply.close()
-                return joined(call.label, self._url(call), location)
+                return joined(call.label, self._url(call), reply.redirect)
             if reply.status == 200:
                 return reply
             with reply:
@@ -178,14 +174,13 @@ class Exchange:
     def _open(self, call: Call, urgency: Urgency, deadline: float) -> Reply:
         """The reply after following redirects within the API's own origin."""
         url = self._url(call)
-        for _ in range(_HOPS + 1):
+        for _ in range(HOPS + 1):
             reply = self._send(call, url, urgency, deadline)
-            location = reply.headers.get("location")
-            if reply.status not in _REDIRECTS or not location or call.once:
+            if reply.redirect is None or call.once:
                 return reply
             reply.close()
-            url = self._next_hop(call, reply.status, joined(call.label, url, location))
-        raise Failed(Refused(f"{call.label}: more than {_HOPS} redirects"), again=False)
+            url = self._next_hop(call, reply.status, joined(call.label, url, reply.redirect))
+        raise Failed(Refused(f"{call.label}: more than {HOPS} redirects"), again=False)
 
     def _next_hop(self, call: Call, status: int, url: str) -> str:
         try:

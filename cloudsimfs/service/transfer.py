@@ -28,10 +28,9 @@ from cloudsimfs.service.exchange import joined
 from cloudsimfs.service.model import Download, Stored
 from cloudsimfs.service.parsing import excerpt
 from cloudsimfs.service.retry import Failed, Retrier
-from cloudsimfs.service.transport import Body, Progress, Reply, Wire
+from cloudsimfs.service.transport import HOPS, Body, Progress, Reply, Wire
 from cloudsimfs.service.v1 import CONTENT_TYPE
 
-_HOPS = 5
 _RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)")
 _MD5 = re.compile(r"[0-9a-f]{32}")
 
@@ -155,15 +154,14 @@ class Store:
             raise failed.error from None
 
     def _follow(self, label: str, url: str, headers: Mapping[str, str], deadline: float) -> Reply:
-        for _ in range(_HOPS + 1):
+        for _ in range(HOPS + 1):
             self._check(label, url)
             reply = self._wire.send(label, "GET", url, headers, deadline=deadline, read=self._timeouts.data)
-            location = reply.headers.get("location")
-            if reply.status not in (301, 302, 303, 307, 308) or not location:
+            if reply.redirect is None:
                 return reply
             reply.close()
-            url = joined(label, url, location)
-        raise Failed(Refused(f"{label}: more than {_HOPS} redirects"), again=False)
+            url = joined(label, url, reply.redirect)
+        raise Failed(Refused(f"{label}: more than {HOPS} redirects"), again=False)
 
     def _check(self, label: str, url: str) -> None:
         try:

@@ -34,6 +34,8 @@ MOMENT = 0.01  # seconds; a block should take no longer: readers wait for its en
 SLICE = 1 << 16  # bytes sent at once: one send has to end within the connect timeout
 _LARGEST = 1 << 29  # bytes of an API answer; an all-entries listing of a million files is far below
 _SHORT = 1 << 16  # bytes read of an error's body
+HOPS = 5  # redirects followed
+_REDIRECTS = (301, 302, 303, 307, 308)
 
 Body = Callable[[], Iterable[bytes]]
 Progress = Callable[[int], None]
@@ -122,6 +124,11 @@ class Reply:
     def content_length(self) -> int | None:
         value = self.headers.get("content-length", "")
         return int(value) if value.isascii() and value.isdigit() and len(value) < 19 else None
+
+    @property
+    def redirect(self) -> str | None:
+        """Where it sends the request, as it stands in the header; None if it is no redirect."""
+        return (self.headers.get("location") or None) if self.status in _REDIRECTS else None
 
     def content(self, deadline: float) -> bytearray:
         """The whole decoded body. Raises Failed if it is cut off, late or absurdly large."""

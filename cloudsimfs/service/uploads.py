@@ -4,6 +4,9 @@ A link is good for about 15 minutes (service-observed.md, "URLs") and for any co
 kept for the next try, so that a store that is down costs one API call per file and not one per try. While the store
 itself fails, one upload at a time tries it, at growing distances; the others hear at once why.
 
+Object stores answer with an ETag. A success without one may be the word of a proxy or a portal that has swallowed the
+bytes: a listing has to prove it, once; then the store is known as one that gives none.
+
 Thread-safe; the locks are leaves, held for moments. Two uploads of one path at the same time are the caller's affair.
 """
 
@@ -24,6 +27,7 @@ _LONGEST = 120.0  # seconds between two tries of a failing store
 _OF_THE_STORE = (LinkExpired, ServerFault, TimedOut, Unreachable)
 
 Ask = Callable[[], str]
+IsListed = Callable[[Stored], bool]
 
 
 class Uploads:
@@ -31,15 +35,22 @@ class Uploads:
         self._store = store
         self._clock = clock
         self._gate = Gate(clock)
-        self._lock = threading.Lock()  # protects _links
+        self._lock = threading.Lock()  # protects what follows
         self._links: dict[str, tuple[str, float]] = {}  # by path, with the monotonic seconds they were given at
+        self._gives_no_etag = False
 
-    def put(self, path: str, size: int, body: Body, ask: Ask, *, progress: Progress | None = None) -> Stored:
-        """Store `size` bytes. `ask` gets a link for the path: one API call. Raises as `Store.put`."""
+    def put(
+        self, path: str, size: int, body: Body, ask: Ask, is_listed: IsListed, *, progress: Progress | None = None
+    ) -> Stored:
+        """Store `size` bytes. `ask` gets a link for the path: one API call; `is_listed` looks whether they are there.
+
+        Raises as `Store.put` and as these two.
+        """
 
         def send(link: tuple[str, float]) -> Stored:
             try:
                 stored = self._store.put(link[0], size, body, progress=progress)
+                self._check(path, stored, is_listed)
             except BaseException as error:
                 if not isinstance(error, LinkExpired):
                     self._keep(path, link)
@@ -54,6 +65,17 @@ class Uploads:
                 return send(self._kept(path) or self._new(ask))
             except LinkExpired:
                 return send(self._new(ask))
+
+    def _check(self, path: str, stored: Stored, is_listed: IsListed) -> None:
+        with self._lock:
+            if stored.etag is not None:
+                self._gives_no_etag = False
+            if stored.etag is not None or self._gives_no_etag:
+                return
+        if not is_listed(stored):
+            raise ServerFault(f"PUT upload link: it was answered without an ETag, and /{path} is not listed")
+        with self._lock:
+            self._gives_no_etag = True
 
     def _new(self, ask: Ask) -> tuple[str, float]:
         return ask(), self._clock.monotonic()

@@ -1,12 +1,21 @@
-"""Copies of sparse files: blocks shared where the filesystem can (btrfs, XFS), copied by the kernel where not."""
+"""Sparse files on the cache's disk: copies, holes, the bytes they take, and the disk's failures as errors.
+
+A copy shares blocks where the filesystem can (btrfs, XFS); where not, the kernel copies.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from cloudsimfs.errors import CloudsimfsError, NoSpace
+
+SLICE = 64 << 10  # bytes written at once: for more the kernel looks for large pages, which can be dear
+PAGE = 4096  # bytes; what a hole in a file consists of
+PUNCH_HOLE = 3  # fallocate(2): FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
 STEP = 64 << 20  # bytes copied by one system call
 BLOCK = 1 << 20  # bytes read and written at a time where the kernel cannot copy
 
@@ -59,3 +68,33 @@ def _copy_range(fd: int, out: int, start: int, end: int) -> None:
                 raise OSError(errno.EIO, "the file is shorter than it was")
             done = os.pwrite(out, block, start)
         start += done
+
+
+def write_all(fd: int, data: memoryview, offset: int) -> None:
+    done = 0
+    while done < len(data):  # a nearly full disk may take a part of a slice only
+        done += os.pwrite(fd, data[done : done + SLICE], offset + done)
+
+
+def punch(fd: int, start: int, end: int) -> None:
+    """Give the blocks of `[start, end)` back; a filesystem that cannot keeps them until the file is evicted."""
+    if start < end:
+        _libc.fallocate(fd, PUNCH_HOLE, ctypes.c_int64(start), ctypes.c_int64(end - start))
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def disk_usage(file: Path) -> int:
+    """Bytes a file takes on disk; 0 if it is not there."""
+    try:
+        return file.stat().st_blocks * 512
+    except FileNotFoundError:
+        return 0
+
+
+def disk_failure(error: OSError) -> CloudsimfsError:
+    """A failure of the cache's disk."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return NoSpace(f"the cache's disk is full: {error}")
+    return CloudsimfsError(f"the cache's disk failed: {error}")

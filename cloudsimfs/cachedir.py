@@ -1,0 +1,99 @@
+"""The cache directory: what its files are called, who may use it, and what is in it, mounted or not.
+
+    data/<name>             one content's bytes
+    data/<name>.<version>   its log, while it is what the service has: found again by the next mount (`rangelog`)
+    data/<name>.local       its log, while it holds local truth and a journal row names it
+    lock                    held by the one mount that may use the directory
+
+The directory is 0700, its files 0600. Threading: none of its own.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from cloudsimfs import rangelog
+from cloudsimfs.disk import disk_usage
+from cloudsimfs.errors import MountError
+from cloudsimfs.journal import Journal
+from cloudsimfs.rangelog import Record, Version
+from cloudsimfs.ranges import RangeSet
+from cloudsimfs.rows import Bytes
+
+LOCAL = "local"
+
+
+def clear(directory: Path) -> int:
+    """Remove what is cached there and stored on the service; the bytes freed. Raises MountError if it is mounted."""
+    if not (directory / "data").is_dir():
+        return 0
+    lock = lock_directory(directory)
+    try:
+        journal = Journal(directory / "journal.db")
+        keep = {row.bytes.backing for row in journal.files()} | {row.bytes.backing for row in journal.drafts()}
+        journal.close()
+        freed = 0
+        for file in (directory / "data").iterdir():
+            if file.name.partition(".")[0] not in keep:
+                freed += disk_usage(file)
+                file.unlink()
+        return freed
+    finally:
+        os.close(lock)
+
+
+def with_log(data: Path, held: Bytes) -> tuple[Bytes, Record | None]:
+    """What a journal row tells of bytes in the folder `data`, and what was fetched and cut off since: the log's."""
+    record = rangelog.load(log_of(data / held.backing, LOCAL))
+    if held.source is None or record is None or record.version != held.source.version:
+        return held, None
+    end, present = min(held.remote_end, record.end), (*held.present, *record.present)
+    return replace(held, remote_end=end, present=present), record
+
+
+def missing_bytes(data: Path, held: Bytes) -> int:
+    """How many bytes of a content with local truth in the folder `data` are only on the service."""
+    held, _ = with_log(data, held)
+    missing = RangeSet(held.present).missing(0, min(held.remote_end, held.size))
+    return sum(end - start for start, end in missing)
+
+
+def measure(directory: Path) -> tuple[int, int]:
+    """(bytes on disk, files) of the cache in `directory`, mounted or not."""
+    data = directory / "data"
+    files = list(data.iterdir()) if data.is_dir() else []
+    return sum(map(disk_usage, files)), sum("." not in file.name for file in files)
+
+
+def lock_directory(directory: Path) -> int:
+    """A descriptor that holds the lock until it is closed. Raises MountError if another mount has it."""
+    fd = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        raise MountError(
+            f"{directory}: in use by another mount of this account; unmount it or give --cache-dir"
+        ) from None
+    return fd
+
+
+def key_of(version: Version) -> str:
+    """What a log is called by."""
+    return hashlib.sha256(repr(version).encode()).hexdigest()[:24]
+
+
+def log_of(backing: Path, key: str) -> Path:
+    return backing.with_name(f"{backing.name}.{key}")
+
+
+def size_of(file: Path) -> int:
+    """-1 if it is not there."""
+    try:
+        return file.stat().st_size
+    except FileNotFoundError:
+        return -1

@@ -1,0 +1,149 @@
+"""The journal's SQLite file: one connection, transactions per thread, commits that survive our death or, if asked to,
+a power loss.
+
+Threading: `_lock` protects the connection. It is the Journal.lock of the lock orders, the last in each; calls are
+short local I/O.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cloudsimfs.errors import FsError, MountError, NoSpace
+
+
+@dataclass(slots=True)
+class _Batch:
+    """What a thread's open transaction is to run, and what follows its commit."""
+
+    statements: list[tuple[str, tuple[Any, ...]]] = field(default_factory=list)
+    afterwards: list[Callable[[], object]] = field(default_factory=list)
+
+
+class Database:
+    """Open (and create, 0600) the file at `path`. Raises MountError if it cannot be used."""
+
+    def __init__(self, path: Path, schema: str, version: int) -> None:
+        self._version = version
+        self._lock = threading.Lock()
+        self._local = threading.local()  # .batch: this thread's open transaction
+        try:
+            os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+            self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            self._connection.execute("PRAGMA journal_mode=WAL")
+            # A commit is in the kernel's hands when it returns: it survives our death. sync() asks for more.
+            self._connection.execute("PRAGMA synchronous=NORMAL")
+            found = self._connection.execute("PRAGMA user_version").fetchone()[0]
+            if found not in (0, version):
+                raise MountError(f"{path}: written by another version of cloudsimfs (schema {found})")
+            self._connection.executescript(schema)
+            self._connection.execute(f"PRAGMA user_version={version}")
+        except (sqlite3.Error, OSError) as error:
+            raise MountError(f"{path}: the journal cannot be opened: {error}") from error
+
+    def close(self) -> None:
+        with self._lock:
+            self._connection.close()
+
+    def rows(self, query: str) -> list[Any]:
+        with self._lock:
+            return self._connection.execute(query).fetchall()
+
+    # -- writing: raises NoSpace, or FsError for what else SQLite cannot do ----------------------------------
+
+    def run(self, sql: str, *values: Any) -> None:
+        """Run a statement, or have the transaction run it at its end."""
+        batch = self._batch
+        if batch is not None:
+            batch.statements.append((sql, values))
+            return
+        with self._writing() as connection:
+            connection.execute(sql, values)
+
+    def insert(self, sql: str, *values: Any) -> int:
+        """Insert a row at once, outside of any transaction. Its id."""
+        with self._writing() as connection:
+            row = connection.execute(sql, values).lastrowid
+        assert row is not None
+        return row
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All or nothing of what this thread runs inside; nests.
+
+        Statements are collected and run at the end, so that the lock, the last in the order, is not held while the
+        caller takes others.
+        """
+        if self._batch is not None:
+            yield
+            return
+        batch = self._local.batch = _Batch()
+        try:
+            yield
+        finally:
+            self._local.batch = None
+        self._commit(batch)
+        for act in batch.afterwards:
+            act()
+
+    def after_commit(self, act: Callable[[], object]) -> None:
+        """Call `act` when what this thread has run is committed: what cannot be undone comes last."""
+        batch = self._batch
+        if batch is None:
+            act()
+        else:
+            batch.afterwards.append(act)
+
+    def sync(self) -> None:
+        """fsync what was committed so far."""
+        with self._writing() as connection:
+            connection.execute("PRAGMA synchronous=FULL")
+            try:
+                # a commit that changes the file is what makes SQLite fsync its log
+                connection.execute(f"PRAGMA user_version={self._version}")
+            finally:
+                connection.execute("PRAGMA synchronous=NORMAL")
+
+    @property
+    def _batch(self) -> _Batch | None:
+        return getattr(self._local, "batch", None)
+
+    def _commit(self, batch: _Batch) -> None:
+        with self._writing() as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                for sql, values in batch.statements:
+                    connection.execute(sql, values)
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
+
+    @contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        with self._lock:
+            try:
+                yield self._connection
+            except sqlite3.Error as error:
+                # the module's own errors, as of a closed database, have no code
+                if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+                    raise NoSpace(f"the journal cannot be written: {error}") from error
+                raise FsError(f"the journal cannot be written: {error}") from error
+
+
+def rows_of(path: Path, query: str) -> list[Any]:
+    """Of the file at `path`, which another mount may have open. Raises MountError."""
+    try:
+        with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
+            return connection.execute(query).fetchall()
+    except sqlite3.Error as error:
+        raise MountError(f"{path}: the journal cannot be read: {error}") from None

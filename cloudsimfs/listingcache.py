@@ -1,0 +1,255 @@
+"""What the service said of directories, in memory and on disk (`listings`), and whether it may be served unasked.
+
+A listing is believed for the TTL, longer as the hour's calls run out, shorter while others write to the folder, and
+not at all once it is invalidated. Nothing is thrown away for its age: it serves while the service cannot be asked.
+
+Threading: `_lock` protects all; a leaf. Nothing here asks the service.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from cachetools import TTLCache
+
+from cloudsimfs import paths
+from cloudsimfs.clock import Clock
+from cloudsimfs.listings import ListingStore
+from cloudsimfs.service.model import Entry
+
+CHANGING_TTL = 3.0  # seconds a listing is believed while results are arriving in its folder
+NEVER = -math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """What the service said of one directory. `asked_at` is monotonic seconds, from before the call.
+
+    NEVER means that it is known to be out of date: only good if the service cannot be asked.
+    """
+
+    names: Mapping[str, Entry]
+    asked_at: float
+
+
+class ListingCache:
+    """`ttl` in seconds; `stretch()` is how many times as long a listing is believed at present."""
+
+    def __init__(
+        self, store: ListingStore, *, ttl: float, clock: Clock, offline: bool, stretch: Callable[[], float]
+    ) -> None:
+        self._store = store
+        self._ttl = ttl
+        self._clock = clock
+        self._offline = offline
+        self._stretch = stretch
+        self._lock = threading.Lock()
+        # What may be forgotten: which listings are fresh.
+        self._fresh: TTLCache[str, Listing] = TTLCache(maxsize=1_000_000, ttl=ttl, timer=clock.monotonic)
+        # What serves while the service cannot be asked.
+        self._known: dict[str, Listing] = {}
+        self._bytes = 0  # size of all files in _known
+        self._invalidated = Invalidations()
+        self._changing: dict[str, float] = {}  # folders others write to, until when (monotonic)
+        self._steady: frozenset[str] = frozenset()  # folders whose TTL is not stretched
+        self._forgotten: set[str] = set()  # forgotten on disk, and not listed since
+        self._held: dict[str, float] = {}  # listings that could not be renewed, until when
+        self._down_until = NEVER  # monotonic; the service could not be reached
+
+    def close(self) -> None:
+        self._store.close()
+
+    # -- looking -----------------------------------------------------------------------------------------
+
+    def find(self, path: str, *, on_disk: bool = True) -> Listing | None:
+        """The last listing of a directory, however old."""
+        with self._lock:
+            found = self._fresh.get(path) or self._known.get(path)
+        stored = self._store.load(path) if found is None and on_disk else None
+        if stored is None:
+            return found
+        age = max(0.0, self._clock.now() - stored[0])
+        found = Listing(stored[1], self._clock.monotonic() - age)
+        with self._lock:
+            if self._invalidated.since(path, found.asked_at):
+                found = Listing(stored[1], NEVER)
+            if path not in self._known:
+                self._keep_locked(path, found)
+        return found
+
+    def in_memory(self, path: str) -> Listing | None:
+        """The same, without a look at the disk."""
+        with self._lock:
+            return self._known.get(path)
+
+    def fresh(self, path: str) -> Listing | None:
+        """A listing that has come within the TTL."""
+        with self._lock:
+            return self._fresh.get(path)
+
+    def entry(self, path: str) -> Entry | None:
+        """What was last listed under `path`, however old."""
+        directory, name = paths.split(path)
+        listing = self.in_memory(directory)
+        return None if listing is None else listing.names.get(name)
+
+    def folders(self, path: str) -> list[str]:
+        """The folders last listed in a directory."""
+        listing = self.in_memory(path)
+        names = {} if listing is None else listing.names
+        return [paths.join(path, entry.name) for entry in names.values() if entry.is_dir]
+
+    def is_outdated(self, path: str, listing: Listing) -> bool:
+        """Whether the directory was invalidated after its listing was asked for."""
+        with self._lock:
+            return self._invalidated.since(path, listing.asked_at)
+
+    def is_believed(self, path: str, listing: Listing, since: float | None = None) -> bool:
+        """Whether a listing may be served without asking. With `since` (monotonic) it was asked for later, too."""
+        if since is not None and listing.asked_at < since:
+            return False
+        now = self._clock.monotonic()
+        age = now - listing.asked_at
+        with self._lock:
+            if self._offline or now < max(self._down_until, self._held.get(path, NEVER)):
+                return True
+            if self._is_changing_locked(path, now):
+                return age <= CHANGING_TTL
+            if self._fresh.get(path) is listing and listing.asked_at != NEVER:
+                return True
+            steady = any(paths.is_below(path, folder) for folder in self._steady)
+        return age < (self._ttl if steady else self._ttl * self._stretch())
+
+    def _is_changing_locked(self, path: str, now: float) -> bool:
+        self._changing = {folder: until for folder, until in self._changing.items() if until >= now}
+        return any(paths.is_below(path, folder) for folder in self._changing)
+
+    @property
+    def bytes_known(self) -> int:
+        """The size of all files in the listings known."""
+        with self._lock:
+            return self._bytes
+
+    # -- keeping -----------------------------------------------------------------------------------------
+
+    def put(self, path: str, listing: Listing) -> set[str]:
+        """Keep what was answered. The names that are new, gone, or of another version."""
+        age = self._clock.monotonic() - listing.asked_at
+        with self._lock:
+            if self._invalidated.since(path, listing.asked_at):
+                listing = Listing(listing.names, NEVER)
+            before = self._known.get(path)
+            if before is not None and before.asked_at > listing.asked_at:
+                return set()  # a later answer has come first
+            if before is not None:
+                listing = Listing(with_sizes(before.names, listing.names), listing.asked_at)
+            self._keep_locked(path, listing)
+            self._held.pop(path, None)
+            self._forgotten.discard(path)
+            self._fresh[path] = listing
+        self._store.save(path, self._clock.now() - age, listing.names)
+        return set() if before is None else changed_names(before.names, listing.names)
+
+    def _keep_locked(self, path: str, listing: Listing) -> None:
+        before = self._known.get(path)
+        self._bytes += total_size(listing.names) - (total_size(before.names) if before is not None else 0)
+        self._known[path] = listing
+
+    def replace(self, entry: Entry, found: Entry) -> None:
+        """More is known of an entry than its listing told."""
+        with self._lock:
+            listing = self._known.get(entry.dirname)
+            if listing is not None and listing.names.get(entry.name) == entry:
+                self._keep_locked(entry.dirname, Listing({**listing.names, entry.name: found}, listing.asked_at))
+                self._fresh.pop(entry.dirname, None)  # its age decides
+
+    def forget(self, path: str) -> None:
+        """The directory and all inside it are gone from the service."""
+        with self._lock:
+            gone = [key for key in self._known if paths.is_below(key, path)]
+            for key in gone:
+                self._bytes -= total_size(self._known.pop(key).names)
+                self._fresh.pop(key, None)
+            if not gone and path in self._forgotten:
+                return
+            self._forgotten.add(path)
+        self._store.forget(path)
+
+    # -- how long it is believed ---------------------------------------------------------------------------
+
+    def hold(self, path: str, seconds: float, *, down: bool) -> None:
+        """It could not be renewed, and serves for so long; `down`: nor can any other."""
+        with self._lock:
+            self._held[path] = self._clock.monotonic() + seconds
+            if down:
+                self._down_until = self._held[path]
+
+    def keep_steady(self, folders: frozenset[str]) -> None:
+        """Folders of active runs: their TTL is not stretched."""
+        self._steady = folders
+
+    def invalidate(self, path: str, *, below: bool = False) -> None:
+        """The next question about this directory (with `below`: and all inside it) asks the service."""
+        with self._lock:
+            self._invalidated.note(path, self._clock.monotonic(), below=below)
+            keys = [key for key in self._known if paths.is_below(key, path)] if below else [path]
+            for key in keys:
+                self._fresh.pop(key, None)
+                if key in self._known:
+                    self._known[key] = Listing(self._known[key].names, NEVER)
+
+    def expect_changes(self, path: str, seconds: float) -> dict[str, set[str]]:
+        """For so long, listings below `path` age quickly. The names known there, by directory."""
+        with self._lock:
+            self._changing[path] = self._clock.monotonic() + seconds
+        self.invalidate(path, below=True)
+        with self._lock:
+            return {key: set(listing.names) for key, listing in self._known.items() if paths.is_below(key, path)}
+
+
+class Invalidations:
+    """When directories were last invalidated, alone and with all inside them; monotonic seconds, one item per path.
+
+    What was asked for before is out of date, also if it is on disk or still under way. Guarded by its owner's lock.
+    """
+
+    def __init__(self) -> None:
+        self._alone: dict[str, float] = {}
+        self._below: dict[str, float] = {}
+
+    def note(self, path: str, now: float, *, below: bool) -> None:
+        (self._below if below else self._alone)[path] = now
+
+    def since(self, path: str, asked_at: float) -> bool:
+        """Whether the directory was invalidated after that."""
+        if asked_at < self._alone.get(path, NEVER):
+            return True
+        while asked_at >= self._below.get(path, NEVER):
+            if path == paths.ROOT:
+                return False
+            path = paths.parent(path)
+        return True
+
+
+def with_sizes(before: Mapping[str, Entry], after: Mapping[str, Entry]) -> Mapping[str, Entry]:
+    """The names of a listing, with sizes that it did not tell and that were asked for before."""
+    known: dict[str, Entry] = {}
+    for name, entry in after.items():
+        if entry.sized or entry.mtime_ns is None:
+            continue
+        old = before.get(name)
+        if old is not None and old.sized and replace(old, size=0, sized=False) == entry:
+            known[name] = old
+    return {**after, **known} if known else after
+
+
+def total_size(names: Mapping[str, Entry]) -> int:
+    return sum(entry.size for entry in names.values())
+
+
+def changed_names(before: Mapping[str, Entry], after: Mapping[str, Entry]) -> set[str]:
+    """Names that are new, gone, or of another version."""
+    return {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
