@@ -138,10 +138,11 @@ class Mount:
             raise
         except KeyRefused as error:
             where = self._config.key_source
-            raise MountError(f"{self._config.url} does not accept the API key from {where}: {error}") from None
+            raise MountError(f"{self._config.url} does not accept the API key from {where} ({error})") from None
         except (NotFound, NotOffered, BadReply) as error:
             url = self._config.url
-            raise MountError(f"{url} answers, but not as the service does; check --url: {error}") from None
+            reason = "it lists no storage" if isinstance(error, NotFound) else error
+            raise MountError(f"{url} answers, but not as the service does; check --url: {reason}") from None
         except (Unreachable, TimedOut, BudgetSpent, ServerFault) as error:
             if not self._files.dcache.knows(paths.ROOT):
                 raise MountError(

@@ -52,7 +52,7 @@ def recover(
     wanted = ("*", *upload) if upload_all else upload
     top = _mount(path, elsewhere=bool(cache_dir or url))
     drafts = _listed(top) if top is not None else _stored(cache_dir, url)
-    if not (save or wanted or discard):
+    if not (save or wanted or discard) or not (drafts or upload or discard):
         _show(drafts, as_json=as_json)
         return
     if top is None and (wanted or discard):
