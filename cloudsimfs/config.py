@@ -88,6 +88,7 @@ class Config:
     url: str
     credentials: Credentials
     cache_dir: Path
+    key_source: str = "whoever asked"
     api: Api = "auto"
     cache_size: int = default("cache-size")
     ttl: float = default("ttl")
@@ -154,7 +155,7 @@ def mount_config(settings: Settings, mount_options: tuple[str, ...]) -> Config:
         "gid": os.getgid() if settings["gid"] is None else settings["gid"],
         "log_file": settings["log-file"] or state_dir(settings, owner) / "mount.log",
     }
-    return Config(credentials=owner.credentials, mount_options=mount_options, **values)
+    return Config(credentials=owner.credentials, key_source=owner.key_source, mount_options=mount_options, **values)
 
 
 # -- the account -----------------------------------------------------------------------------------------------
@@ -238,10 +239,14 @@ def other_accounts(directory: Path) -> list[Path]:
     return [found for found in directory.parent.glob(directory.name[:-8] + "*") if found != directory]
 
 
-def cache_limit(directory: Path, wanted: int) -> int:
-    """`wanted` bytes, or 80 % of what is free on the cache's disk if that is less (design.md section 4)."""
+def make_cache_dir(directory: Path) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         raise ConfigError(f"{directory}: the cache directory cannot be made: {error.strerror}") from None
+
+
+def cache_limit(directory: Path, wanted: int) -> int:
+    """`wanted` bytes, or 80 % of what is free on the cache's disk if that is less (design.md section 4)."""
+    make_cache_dir(directory)
     return min(wanted, int(shutil.disk_usage(directory).free * CACHE_SHARE))

@@ -141,7 +141,8 @@ class Control:
             raise IsDirectory(f"/{path}")
         access = flags & os.O_ACCMODE
         if (access != os.O_RDONLY and node.write is None) or (access == os.O_RDONLY and node.read is None):
-            raise Denied(f"/{path} is not made for that")
+            verb = "written" if access != os.O_RDONLY else "read"
+            raise self._failed(Denied(f"/{path} cannot be {verb}; .simulations/README says what can"))
         snapshot = b"" if node.read is None or access == os.O_WRONLY else self._read(node)
         with self._lock:
             fh = next(self._next)

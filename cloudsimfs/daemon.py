@@ -26,11 +26,14 @@ Serve = Callable[[Callable[[], None]], None]
 
 
 def run_in_background(serve: Serve, *, log_file: Path, level: str, log_format: str) -> None:
-    """Run `serve(ready)` in a daemon; return when it has called `ready`. Raises MountError with its failure."""
+    """Run `serve(ready)` in a daemon; return when it has called `ready`. Raises MountError with its failure,
+    ConfigError if there can be no log.
+    """
+    set_up_logging(log_file, level, log_format)
     readable, writable = os.pipe()
     if os.fork() == 0:
         os.close(readable)
-        _be_daemon(serve, writable, log_file, level, log_format)
+        _be_daemon(serve, writable, log_file)
     os.close(writable)
     with open(readable, "rb") as pipe:
         said = pipe.read()
@@ -38,7 +41,7 @@ def run_in_background(serve: Serve, *, log_file: Path, level: str, log_format: s
         raise MountError(said.decode("utf-8", "replace") or f"the daemon died; see {log_file}")
 
 
-def _be_daemon(serve: Serve, writable: int, log_file: Path, level: str, log_format: str) -> NoReturn:
+def _be_daemon(serve: Serve, writable: int, log_file: Path) -> NoReturn:
     """The child's whole life; never returns to the caller's code."""
     status = 1
     try:
@@ -51,7 +54,6 @@ def _be_daemon(serve: Serve, writable: int, log_file: Path, level: str, log_form
             os.close(writable)
 
         try:
-            set_up_logging(log_file, level, log_format)
             serve(ready)
             status = 0
         except CloudsimfsError as error:

@@ -127,6 +127,9 @@ class Handles:
         content = handle.inode.content
         if not handle.readable or content is None:
             raise BadHandle(f"handle {fh} is not open for reading")
+        shown = self._size_shown(handle)
+        if shown is not None and shown < content.size:
+            raise Stale(f"/{handle.inode.path} was replaced by a shorter one, at whose end the kernel would stop")
         try:
             count = content.read_into(buffer, offset, interrupted)
         except Stale:
@@ -138,9 +141,17 @@ class Handles:
             if handle.inode.content is content:
                 raise
             return self.read(fh, buffer, offset, interrupted)  # truncated to nothing meanwhile, by another handle
-        if count < len(buffer) and self._follow(fh, handle):
-            return self.read(fh, buffer, offset, interrupted)
+        if count < len(buffer):
+            if self._follow(fh, handle):
+                return self.read(fh, buffer, offset, interrupted)
+            shown = self._size_shown(handle)
+            if shown is not None and shown > content.size:
+                raise Stale(f"/{handle.inode.path} was replaced by a longer one: the kernel would go on with zeros")
         return count
+
+    def _size_shown(self, handle: Handle) -> int | None:
+        """The size of the version that has replaced the one that is read: the kernel has one for both."""
+        return None if handle.writable else self._tree.superseding_size(handle.inode)
 
     def _look_again(self, inode: Inode) -> bool:
         """The version is gone from the service: have the next one listed, for the next open at least."""

@@ -74,4 +74,5 @@ def check_value(what: str, value: str, allowed: Iterable[str]) -> None:
         near = sorted(sorted(values, key=lambda each: abs(int(each) - int(value)))[:4], key=int)
     else:
         near = difflib.get_close_matches(value, values, n=3, cutoff=0.5) or values[:12]
-    raise Invalid(f"{what} {value!r} is not offered; there is: {', '.join(near)}")
+    among = "" if len(near) == len(values) else ", among others"
+    raise Invalid(f"{what} {value!r} is not offered; there is: {', '.join(near)}{among}")

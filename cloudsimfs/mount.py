@@ -20,12 +20,14 @@ from cloudsimfs.daemon import on_signal
 from cloudsimfs.datacache import DataCache
 from cloudsimfs.dcache import DCache
 from cloudsimfs.errors import (
+    BadReply,
     BudgetSpent,
     KeyRefused,
     MountError,
     NotDirectory,
     NotFinished,
     NotFound,
+    NotOffered,
     ServerFault,
     TimedOut,
     TryAgain,
@@ -135,7 +137,12 @@ class Mount:
         except VersionNotEnabled:
             raise
         except KeyRefused as error:
-            raise MountError(f"the service does not accept this API key; check the key file: {error}") from None
+            where = self._config.key_source
+            raise MountError(f"{self._config.url} does not accept the API key from {where} ({error})") from None
+        except (NotFound, NotOffered, BadReply) as error:
+            url = self._config.url
+            reason = "it lists no storage" if isinstance(error, NotFound) else error
+            raise MountError(f"{url} answers, but not as the service does; check --url: {reason}") from None
         except (Unreachable, TimedOut, BudgetSpent, ServerFault) as error:
             if not self._files.dcache.knows(paths.ROOT):
                 raise MountError(

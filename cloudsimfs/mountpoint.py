@@ -99,7 +99,7 @@ def unmount(mountpoint: Path, *, lazy: bool = False) -> None:
         raise MountError(f"{mountpoint}: could not be unmounted in time; try --lazy") from None
     if done.returncode:
         reason = done.stderr.strip().rpartition(": ")[2] or "fusermount3 failed"
-        hint = "; close what uses it, or use --lazy" if "busy" in reason else ""
+        hint = f"; `fuser -vm {mountpoint}` names what uses it: close that, or use --lazy" if "busy" in reason else ""
         raise MountError(f"{mountpoint}: {reason}{hint}")
 
 

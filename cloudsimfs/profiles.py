@@ -157,7 +157,9 @@ def _checked(table: dict[str, Any], where: str, base: Path) -> dict[str, Given]:
     for key, value in table.items():
         name = key.replace("_", "-")
         if name in _SECRETS:
-            raise ConfigError(f"{where}: {key}: keys are not kept here; remove it and run `cloudsimfs login`")
+            raise ConfigError(
+                f"{where}: an API key is not kept here: remove the line of {key!r}, and run `cloudsimfs login`"
+            )
         if name not in SETTINGS:
             raise ConfigError(f"{where}: {key}: no such setting{near(name, SETTINGS)}")
         text = _text(value, f"{where}: {key}")

@@ -78,25 +78,32 @@ class Report:
     def status_text(self) -> str:
         budget = self._client.budget.snapshot()
         used, limit = self._datacache.usage
-        left = "unlimited" if budget.remaining is None else f"{budget.remaining} of {budget.limit}"
+        left = "no limit" if budget.remaining is None else f"{budget.remaining} of {budget.limit} left"
+        left += f", and {budget.reserve} for launch, stop and sync" if budget.reserve else ""
         jobs = self._writeback.pending()
         lines = [
             f"service   {self._config.url}",
             f"pending   {_pending(len(jobs), self._uploads(jobs))}",
             f"cache     {used >> 20} of {limit >> 20} MiB in {self._config.cache_dir}",
-            f"calls     {budget.used} used this hour, {left} left",
+            f"calls     {budget.used} used this hour, {left}",
         ]
         if budget.waiting:
             turns = time.strftime("%H:%M", time.localtime(budget.resets_at))
             lines.append(f"waiting   {budget.waiting} calls, for the hour to turn at {turns}")
+        refused = self._writeback.refused()
+        kept = [
+            each.path
+            for each in self._recovery.drafts()
+            if not any(why.startswith(f"/{each.path}: ") for why in refused)
+        ]
         lines += [
-            f"kept      /{draft.path}: was open for writing when the daemon died, or replaced by others; "
+            f"kept      /{path}: was open for writing when the daemon died, or replaced by others; "
             "see `cloudsimfs recover`"
-            for draft in self._recovery.drafts()[:MOST_LINES]
+            for path in kept[:MOST_LINES]
         ]
         lines += [
             f"refused   {reason}; write it again, remove it, or see `cloudsimfs recover`"
-            for reason in self._writeback.refused()[:MOST_LINES]
+            for reason in refused[:MOST_LINES]
         ]
         lines += [
             f"undeleted /{path} is shown again, since the service does not delete it: {error}"

@@ -337,4 +337,4 @@ class Runs:
 
 
 def no_run(run_id: int) -> NotFound:
-    return NotFound(f"no run {run_id}; `cat .simulations/runs` lists them")
+    return NotFound(f"no run {run_id}; `cloudsimfs runs` lists them")

@@ -20,6 +20,7 @@ from typing import Any
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+LEAST_CACHE = 1 << 20  # bytes; whoever gives less has left the unit out
 _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
@@ -38,6 +39,13 @@ def parse_size(text: str) -> int:
     if match is None:
         raise ValueError("not a size; write for example 500M or 20G")
     return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def _cache_size(text: str) -> int:
+    found = parse_size(text)
+    if found < LEAST_CACHE:
+        raise ValueError("less than 1M; write for example 500M or 20G")
+    return found
 
 
 def near(word: str, known: Iterable[str]) -> str:
@@ -118,7 +126,7 @@ def _choice(*words: str) -> Kind:
 URL = Kind("URL", _text)
 FILE = Kind("FILE", _path)
 DIRECTORY = Kind("DIR", _path)
-SIZE = Kind("SIZE", parse_size)
+SIZE = Kind("SIZE", _cache_size)
 SECONDS = Kind("SECONDS", _seconds)
 COUNT = Kind("N", _count)
 FLAG = Kind("", _flag)

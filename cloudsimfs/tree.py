@@ -356,6 +356,19 @@ class Tree:
                 inode.state is WriteState.CLEAN and not inode.unlinked and self.overlay.get(inode.path) is not inode
             )
 
+    def superseding_size(self, inode: Inode) -> int | None:
+        """The size of that other version, None if there is none or it is not known without a call."""
+        if not self.is_superseded(inode):
+            return None
+        with self.lock:
+            item = self.overlay.get(inode.path)
+        if isinstance(item, Inode):
+            return item.size
+        directory, name = paths.split(inode.path)
+        listing = self.dcache.known(directory)
+        entry = None if listing is None or isinstance(item, Gone) else listing.names.get(name)
+        return None if entry is None else entry.size
+
     # -- what changes need: all with the lock held ----------------------------------------------------------
 
     @contextmanager

@@ -105,7 +105,11 @@ def test_every_setting_has_a_default_that_is_one_of_its_values() -> None:
         ("[profiles.default]\nttl = -1", ["[profiles.default]: ttl = -1: not a number of seconds"]),
         ("tll = 1", ["config.toml: tll: no such setting; did you mean ttl?"]),
         ("[profiles.default]\ncash-dir = '/x'", ["[profiles.default]: cash-dir: no such setting", "cache-dir?"]),
-        ("api_key = 'secret-key-1'", ["api_key", "cloudsimfs login"]),
+        (
+            "api_key = 'secret-key-1'",
+            ["not kept here: remove the line of 'api_key'", "cloudsimfs login"],
+        ),
+        ("cache-size = 20", ["less than 1M"]),
         ("api = 'v3'", ["api = v3: not one of auto, v1, v2"]),
         ("ttl = [1]", ["ttl: write a text, a number, or true or false"]),
         ("read-only = 'maybe'", ["neither true nor false"]),

@@ -68,7 +68,7 @@ def test_the_key_may_come_from_the_environment(box: Sandbox, prepared: Mounted) 
 @pytest.mark.parametrize("version", ["v1", "v2", "auto"])
 def test_a_refused_key(box: Sandbox, mount: MountFactory, version: str) -> None:
     m = mount(start=False, key="wrong-key-0123456789", api=version)
-    assert_refused(m.try_start(), m, "key")
+    assert_refused(m.try_start(), m, "does not accept the API key", str(m.key_file))
 
 
 @pytest.fixture
@@ -81,7 +81,19 @@ def dead_url() -> Iterator[str]:
 
 def test_an_unreachable_service(prepared: Mounted, dead_url: str) -> None:
     prepared.option(url=dead_url)
-    assert_refused(prepared.try_start(), prepared)
+    assert_refused(prepared.try_start(), prepared, dead_url)
+
+
+def test_an_address_below_which_there_is_no_service(prepared: Mounted) -> None:
+    prepared.option(url=f"{prepared.box.url}/elsewhere")
+    assert_refused(prepared.try_start(), prepared, f"{prepared.box.url}/elsewhere", "check --url")
+
+
+@pytest.mark.parametrize("more", ["/", "/api", "/api/v1", "/api/v2/"])
+def test_an_address_with_the_version_that_belongs_to_its_calls(prepared: Mounted, more: str) -> None:
+    prepared.option(url=f"{prepared.box.url}{more}")
+    prepared.start()
+    assert prepared.status()["url"] == prepared.box.url
 
 
 @pytest.mark.parametrize("url", ["", "nonsense", "ftp://127.0.0.1/", "http://", "http://127.0.0.1:99999"])
@@ -129,6 +141,7 @@ def test_a_mount_point_in_use(prepared: Mounted) -> None:
         ("cache_size", "many"),
         ("cache_size", "-1"),
         ("cache_size", ""),
+        ("cache_size", "20"),
         ("umask", "9"),
         ("umask", "-22"),
         ("umask", "77777"),
@@ -143,7 +156,9 @@ def test_a_bad_value(prepared: Mounted, option: str, value: str) -> None:
     else:
         prepared.option(**{option: value})
         done = prepared.try_start()
-    assert_refused(done, prepared, *([value] if option in ("cache_size", "umask") else []))
+    assert_refused(done, prepared, *([] if option == "mount_options" else [value]))
+    if option == "log_file":
+        assert (done.returncode, done.stderr.count(value)) == (2, 1)
 
 
 def _words(m: Mounted) -> list[str | Path]:

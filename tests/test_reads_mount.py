@@ -235,6 +235,30 @@ def test_replaced_within_a_second_is_never_mixed(box: Sandbox, mount: MountFacto
     wait_until(lambda: (m.path / "f").read_bytes() == bytes(len(DATA)), "the new one is read")
 
 
+@pytest.mark.parametrize("length", [3 * MIB - 7, len(DATA) + 200_000])
+def test_a_cached_file_replaced_by_one_of_another_length_is_not_read_cut_or_padded(
+    box: Sandbox, mount: MountFactory, length: int
+) -> None:
+    """The kernel has one size for all who have a file open, the new one's: beyond it, it asks nobody."""
+    box.put("f", DATA)
+    m = mount(ttl=3600)
+    assert (m.path / "f").read_bytes() == DATA
+    with open(m.path / "f", "rb", buffering=0) as file:
+        found = file.read(1000)
+        box.advance(10)
+        box.put("f", bytes(length))
+        (m.path / ".cloudsimfs/refresh").write_text("f")
+        wait_until(lambda: (m.path / "f").stat().st_size == length, "the new one is listed")
+
+        def read_on() -> None:
+            nonlocal found
+            while block := file.read(MIB):
+                found += block
+
+        assert errno_of(read_on) == errno.ESTALE
+    assert found == DATA[: len(found)]
+
+
 # -- the kernel's page cache ---------------------------------------------------------------------------------
 
 

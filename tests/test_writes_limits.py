@@ -69,6 +69,7 @@ def test_a_write_without_room_fails_and_is_not_uploaded(box: Sandbox, full: Moun
     refused = m.umount()
     assert refused.returncode != 0
     assert "/new: not all that was written found room" in refused.stderr
+    assert "0 operations" not in refused.stderr
     assert {path for path, _ in versions} <= {"kept", "other"}
     assert all(len(data) >= 3 * MIB for _, data in versions)
     (m.path / "new").unlink()
@@ -107,7 +108,9 @@ def test_what_found_no_room_can_be_recovered_as_it_is(box: Sandbox, full: Mounte
     m = full
     assert fill(m.path / "new") == errno.ENOSPC
     size = (m.path / "new").stat().st_size
-    assert "/new: was open for writing" in (m.path / ".cloudsimfs/status").read_text()
+    told = (m.path / ".cloudsimfs/status").read_text()
+    assert "refused   /new: not all that was written found room" in told
+    assert "was open for writing" not in told
     assert cloudsimfs("recover", m.path, "--upload", "new").returncode == 0
     assert m.settle()["new"] == bytes(size)
 

@@ -14,7 +14,7 @@ from cloudsimfs import config, keys, profiles
 from cloudsimfs.cli.base import main
 from cloudsimfs.cli.options import options, settings_of
 from cloudsimfs.cli.table import echo_table
-from cloudsimfs.errors import ConfigError, KeyRefused
+from cloudsimfs.errors import ConfigError, KeyRefused, MountError, ServiceError
 from cloudsimfs.service import Credentials, connect, load_key
 from cloudsimfs.service.credentials import check_key
 from cloudsimfs.service.exchange import check_base_url
@@ -76,7 +76,7 @@ def _refuse_shadowed(settings: config.Settings) -> None:
 def _url(settings: config.Settings) -> str:
     given = settings.values["url"]
     if given.value is not None and not (given.of_profile and sys.stdin.isatty()):
-        return str(given.value)
+        return check_base_url(str(given.value))
     if not sys.stdin.isatty():
         raise ConfigError("no service address: give --url URL")
     asked = click.prompt("Service address (https://...)", default=given.value, err=True)
@@ -101,6 +101,8 @@ def _check(settings: config.Settings, url: str, key: str) -> None:
             client.cpu_values()
         except KeyRefused as error:
             raise KeyRefused(f"{url} does not accept this key; nothing was stored: {error}") from None
+        except ServiceError as error:
+            raise MountError(f"{url} is not known to be the service; nothing was stored: {error}") from None
 
 
 @main.command()

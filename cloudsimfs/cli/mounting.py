@@ -53,6 +53,7 @@ def run_mount(directory: Path | None, words: tuple[str, ...], foreground: bool, 
     chosen = config.mount_config(settings, mount_options)
     _note_other_accounts(chosen.cache_dir)
     mountpoint.prepare(directory)
+    config.make_cache_dir(chosen.cache_dir)
     try:
         from cloudsimfs.mount import Mount  # loads libfuse: not for the other commands
     except (OSError, AttributeError) as error:  # what the binding raises if there is none, or too old a one

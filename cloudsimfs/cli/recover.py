@@ -49,10 +49,10 @@ def recover(
     default: the one we are in, or the only one; if there is none, the cache directories are looked through. NAME is
     an id or a path of the list, or a pattern.
     """
-    wanted = ("*",) if upload_all else upload
+    wanted = ("*", *upload) if upload_all else upload
     top = _mount(path, elsewhere=bool(cache_dir or url))
     drafts = _listed(top) if top is not None else _stored(cache_dir, url)
-    if not (save or wanted or discard):
+    if not (save or wanted or discard) or not (drafts or upload or discard):
         _show(drafts, as_json=as_json)
         return
     if top is None and (wanted or discard):
@@ -104,7 +104,7 @@ def _named(drafts: list[Draft], names: Iterable[str]) -> list[Draft]:
     for name in names:
         pattern = name.lstrip("/")
         meant = [draft for draft in drafts if draft.id == name or fnmatch.fnmatchcase(draft.path, pattern)]
-        if not meant:
+        if not meant and name != "*":
             raise MountError(f"{name}: nothing of that name is to be recovered")
         found.update((draft.id, draft) for draft in meant)
     return list(found.values())
@@ -138,6 +138,7 @@ def _discard(top: Path, drafts: list[Draft], *, asked: bool) -> None:
             raise MountError("what is removed is gone for good: say --yes")
         if asked or click.confirm(f"{describe(draft)}\nremove it for good?"):
             _command(top, "discard", draft)
+            click.echo(f"/{draft.path}: removed")
 
 
 def _command(top: Path, verb: str, draft: Draft) -> None:

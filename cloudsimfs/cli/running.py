@@ -114,6 +114,8 @@ def _remains(directory: Path) -> str:
     jobs = status["pending"]
     told = (directory / SIMULATIONS / "error").read_text().strip()
     reason = next((job["error"] for job in jobs if job["error"]), told)
+    if not jobs:  # what was refused waits for nothing
+        return f"{reason}; `cloudsimfs recover` lists what is kept, `cloudsimfs umount --no-wait` unmounts"
     size = sum(job["size"] - job["sent"] for job in jobs) / (1 << 20)
     return (
         f"{len(jobs)} operations ({size:.1f} MiB) are not on the service yet{f': {reason}' if reason else ''}. "

@@ -5,7 +5,9 @@ Thread-safe. The key goes to the API's own origin only; a call marked `once` is 
 
 from __future__ import annotations
 
+import functools
 import logging
+import re
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
@@ -28,6 +30,8 @@ from cloudsimfs.service.transport import HOPS, Reply, Wire
 
 log = logging.getLogger(__name__)
 
+_VERSIONED = re.compile(r"/api(/v[12])?$")
+
 
 def origin(url: str) -> tuple[str, str, int | None]:
     """(scheme, host, port) of a URL: what must be equal for the key to go there. Raises ValueError."""
@@ -37,7 +41,7 @@ def origin(url: str) -> tuple[str, str, int | None]:
 
 
 def check_base_url(base_url: str) -> str:
-    """`base_url` without a trailing slash. Raises ConfigError with what is wrong with it."""
+    """`base_url` without a trailing slash, or the `/api/v1` that many paste with it. Raises ConfigError."""
     try:
         parts = urlsplit(base_url.strip())
         scheme, host, _ = origin(base_url.strip())
@@ -48,8 +52,14 @@ def check_base_url(base_url: str) -> str:
     if scheme not in ("http", "https") or not host:
         raise ConfigError(f"base URL {base_url!r}: it should look like https://host.example")
     if scheme == "http" and host not in ("localhost", "::1") and not host.startswith("127."):
-        log.warning("base URL %s: the key is sent unencrypted; use https", base_url)
-    return base_url.strip().rstrip("/")
+        _warn_unencrypted(base_url)
+    return _VERSIONED.sub("", base_url.strip().rstrip("/"))
+
+
+@functools.cache
+def _warn_unencrypted(base_url: str) -> None:
+    """Once: an address is checked wherever it comes in."""
+    log.warning("base URL %s: the key is sent unencrypted; use https", base_url)
 
 
 def joined(label: str, url: str, location: str) -> str:

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from http.cookiejar import DefaultCookiePolicy
 from typing import Any
+from urllib.parse import urlsplit
 
 import requests
 import urllib3
@@ -269,7 +270,7 @@ class Wire:
             )
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError) as error:
             # urllib3's own errors and ValueError escape requests on hostile status lines and headers
-            raise _failed(label, error) from None
+            raise _failed(f"{label}: {urlsplit(url).netloc.rpartition('@')[2]}", error) from None
         finally:
             if fresh:
                 session.close()
