@@ -77,8 +77,9 @@ class KernelCache:
     """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()  # protects the two below; a leaf
-        self._paths: set[str] = set()
+        self._changed = threading.Condition()  # protects the three below; a leaf
+        self._paths: set[str] = set()  # what the kernel has still to be told of
+        self._telling = False  # of some that are not in there any more
         self._running = False
         self._fuse: ctypes.c_void_p | None = None
         self._library: Any = getattr(binding, "_libfuse", None)
@@ -95,23 +96,29 @@ class KernelCache:
     def stop(self) -> None:
         with self._changed:
             self._running = False
-            self._changed.notify()
+            self._changed.notify_all()
 
     def invalidate(self, path: str) -> None:
         """The path's attributes, and its data if it is a file, have changed on the service."""
         with self._changed:
             if self._running:
                 self._paths.add(path)
-                self._changed.notify()
+                self._changed.notify_all()
+
+    def settle(self, bound: float) -> None:
+        """Wait until the kernel was told of all, at most `bound` seconds: it may be waiting for somebody's read."""
+        with self._changed:
+            self._changed.wait_for(lambda: not (self._running and (self._paths or self._telling)), bound)
 
     def _work(self) -> None:
         while True:
             with self._changed:
-                if self._running and not self._paths:
-                    self._changed.wait()
+                self._telling = False
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._paths or not self._running)
                 if not self._running:
                     return
-                batch, self._paths = self._paths, set()
+                batch, self._paths, self._telling = self._paths, set(), True
             for path in batch:
                 self._library.fuse_invalidate_path(self._fuse, f"/{path}".encode("utf-8", "surrogateescape"))
 

@@ -427,7 +427,7 @@ def test_interrupting_a_question_is_130(tmp_path: Path) -> None:
         """Ctrl-C again and again: Python does not see one that comes just before it waits for the answer."""
         process.send_signal(signal.SIGINT)  # the new session has no controlling terminal to do that
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(3)
+            process.wait(10)
         return process.poll() is not None
 
     wait_until(has_ended, "the command ends")
