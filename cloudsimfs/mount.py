@@ -52,7 +52,6 @@ from cloudsimfs.writeback import Writeback
 log = logging.getLogger(__name__)
 
 FLUSH_BOUND = 20.0  # seconds one write to `flush` may take; who waits longer writes again
-REFRESH_BOUND = 5.0  # seconds `refresh` waits until the kernel, too, asks anew
 BARRIER_BOUND = 900.0  # seconds a launch waits for its files
 SETTLING = 60.0  # seconds in which results may arrive after a sync, a stop or an end
 
@@ -237,7 +236,7 @@ class Mount:
         self._files.dcache.invalidate(paths.parent(path))
         self._files.dcache.expect_changes(path, SETTLING)
         self._operations.kernel_cache.invalidate(path)
-        self._operations.kernel_cache.settle(REFRESH_BOUND)
+        self._operations.kernel_cache.settle()
 
     def results_expected(self, folder: str) -> None:
         """Look anew inside, and for a while often. The listing above says no more of the folder than before."""

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from harness import wait_until
 
+from cloudsimfs import kernel
 from cloudsimfs.kernel import KernelCache
 
 
@@ -48,13 +49,19 @@ def cache(library: Library) -> Iterator[KernelCache]:
         thread.join(20)
 
 
-def test_who_settles_waits_until_the_kernel_was_told(library: Library, cache: KernelCache) -> None:
-    for path in ("d", "d/x"):
-        cache.invalidate(path)
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel, "SETTLE_BOUND", 60.0)
+
+
+@pytest.mark.parametrize("path", ["d", "d/x", None])
+def test_who_settles_waits_until_the_kernel_was_told(library: Library, cache: KernelCache, path: str | None) -> None:
+    for each in ("d", "d/x"):
+        cache.invalidate(each)
     settled = threading.Event()
 
     def settle() -> None:
-        cache.settle(60)
+        cache.settle(path)
         settled.set()
 
     waiting = threading.Thread(target=settle)
@@ -63,13 +70,18 @@ def test_who_settles_waits_until_the_kernel_was_told(library: Library, cache: Ke
     library.may_tell.set()
     wait_until(settled.is_set, "the kernel was told")
     waiting.join()
-    assert sorted(library.told) == [b"/d", b"/d/x"]
+    assert {b"/d", b"/d/x"} >= set(library.told) >= ({f"/{path}".encode()} if path else {b"/d", b"/d/x"})
 
 
-def test_nobody_waits_for_ever_nor_when_there_is_nothing_to_tell(library: Library, cache: KernelCache) -> None:
-    cache.settle(60)
+def test_nobody_waits_for_ever_nor_when_there_is_nothing_to_tell(
+    library: Library, cache: KernelCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache.settle()
     cache.invalidate("f")
-    cache.settle(0.05)
+    cache.settle("g")
+    monkeypatch.setattr(kernel, "SETTLE_BOUND", 0.05)
+    cache.settle("f")
     assert library.told == []
+    monkeypatch.setattr(kernel, "SETTLE_BOUND", 60.0)
     cache.stop()
-    cache.settle(60)
+    cache.settle()
