@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -105,6 +106,10 @@ def run_program() -> Callable[..., str]:
         return harness.run(program, *arguments, **options)
 
     return run
+
+
+def pytest_configure() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job's is ignored, and so its children's
 
 
 def pytest_report_header() -> str:

@@ -381,7 +381,6 @@ class Terminal:
             stderr=inner,
             env={**kept, **env},
             start_new_session=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job's is ignored
         )
         os.close(inner)
         self.shown = ""
