@@ -53,7 +53,7 @@ def box() -> Iterator[Sandbox]:
         yield running
         assert running.key_leaks == []
     for thread in set(threading.enumerate()) - threads:
-        thread.join(timeout=5)  # those of a pool that was shut down are still ending
+        thread.join(timeout=20)  # those of a pool that was shut down are still ending
     left = set(threading.enumerate()) - threads
     assert not left, f"threads left behind: {left}"
 
