@@ -26,6 +26,7 @@ Callbacks: Any = binding.Operations  # what `operations` derives from
 READDIR_PLUS, FILL_DIR_PLUS = 1, 2  # fuse.h: enum fuse_readdir_flags, enum fuse_fill_dir_flags
 NEGATIVE_TIMEOUT = 1.0  # seconds; a cached "no such file" cannot be taken back from here (libfuse's fuse.h)
 THREADS = 64  # callbacks at the same time
+SETTLE_BOUND = 2.0  # seconds who opens a file waits until the kernel has forgotten what it was
 READERS = 40  # of those, the most that the kernel's page cache may have waiting for data
 ASYNC_DIO = 1 << 15  # fuse_common.h: with it, who waits for an O_DIRECT read cannot be interrupted
 BLOCK_SIZE = 1 << 20  # bytes; what programs like `cp` read at a time
@@ -80,8 +81,9 @@ class KernelCache:
     """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()  # protects the two below; a leaf
-        self._paths: set[str] = set()
+        self._changed = threading.Condition()  # protects the three below; a leaf
+        self._paths: set[str] = set()  # what the kernel has still to be told of
+        self._telling: str | None = None  # what it is being told of
         self._running = False
         self._fuse: ctypes.c_void_p | None = None
         self._library: Any = getattr(binding, "_libfuse", None)
@@ -98,25 +100,36 @@ class KernelCache:
     def stop(self) -> None:
         with self._changed:
             self._running = False
-            self._changed.notify()
+            self._changed.notify_all()
 
     def invalidate(self, path: str) -> None:
         """The path's attributes, and its data if it is a file, have changed on the service."""
         with self._changed:
             if self._running:
                 self._paths.add(path)
-                self._changed.notify()
+                self._changed.notify_all()
+
+    def settle(self, path: str | None = None) -> None:
+        """Wait until the kernel was told of `path`, or of all; not for long, as it may be waiting for a slow read."""
+
+        def is_told() -> bool:
+            if path is None:
+                return not (self._paths or self._telling is not None)
+            return path not in self._paths and path != self._telling
+
+        with self._changed:
+            self._changed.wait_for(lambda: is_told() or not self._running, SETTLE_BOUND)
 
     def _work(self) -> None:
         while True:
             with self._changed:
-                if self._running and not self._paths:
-                    self._changed.wait()
+                self._telling = None
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._paths or not self._running)
                 if not self._running:
                     return
-                batch, self._paths = self._paths, set()
-            for path in batch:
-                self._library.fuse_invalidate_path(self._fuse, f"/{path}".encode("utf-8", "surrogateescape"))
+                path = self._telling = self._paths.pop()
+            self._library.fuse_invalidate_path(self._fuse, f"/{path}".encode("utf-8", "surrogateescape"))
 
 
 def _fill(status: Any, attr: Attr) -> None:

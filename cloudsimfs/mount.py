@@ -243,6 +243,7 @@ class Mount:
         self._files.dcache.invalidate(paths.parent(path))
         self._files.dcache.expect_changes(path, SETTLING)
         self._operations.kernel_cache.invalidate(path)
+        self._operations.kernel_cache.settle()
 
     def results_expected(self, folder: str) -> None:
         """Look anew inside, and for a while often. The listing above says no more of the folder than before."""

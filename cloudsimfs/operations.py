@@ -269,6 +269,7 @@ class Operations(Callbacks):  # type: ignore[misc]  # the fallback binding has n
             # the kernel has one page cache per path: an older version's pages must not get into this handle
             fi.direct_io = int(self._handles.is_mixed(fi.fh))
             fi.keep_cache = int(self._pages_hold(path, self._handles.identity(fi.fh)))
+        self.kernel_cache.settle(path)  # what this has found out: fstat(2) and reads go by the size the kernel knows
         return 0
 
     @callback

@@ -172,6 +172,15 @@ class Runs:
                 raise
             log.warning("%s is stale: %s", f"run {key}" if key else "the list of runs", error)
 
+    def _let_land(self, *keys: int) -> None:
+        """Let the calls for `keys` end that are under way, unless they are known to take long."""
+        with self._lock:
+            now = self._clock.monotonic()
+            flights = [
+                self._flights[key] for key in keys if key in self._flights and self._held.get(key, NEVER) <= now
+            ]
+        wait_for(flights, timeout=GRACE)
+
     def _hold(self, key: int) -> None:
         with self._lock:
             self._held[key] = self._clock.monotonic() + HOLD
@@ -197,6 +206,9 @@ class Runs:
         """A run's output, at most `ttl` old; older if the service cannot be asked now."""
         run = self.known_run(run_id) or self.get(run_id)
         found = self._log(run)
+        if not run.active and (found is None or not found.whole):
+            self._let_land(LIST, run_id)  # asked for before the end, they lack the last lines
+            found = self._log(run)
         if found is None or (not found.whole and not (run.active and self._is_fresh(found.at))):
             if self._is_v1():
                 self._await(LIST, self.renew, known=found is not None)

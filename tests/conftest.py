@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -53,7 +54,7 @@ def box() -> Iterator[Sandbox]:
         yield running
         assert running.key_leaks == []
     for thread in set(threading.enumerate()) - threads:
-        thread.join(timeout=5)  # those of a pool that was shut down are still ending
+        thread.join(timeout=20)  # those of a pool that was shut down are still ending
     left = set(threading.enumerate()) - threads
     assert not left, f"threads left behind: {left}"
 
@@ -119,6 +120,10 @@ def run_program() -> Callable[..., str]:
         return harness.run(program, *arguments, **options)
 
     return run
+
+
+def pytest_configure() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job's is ignored, and so its children's
 
 
 def pytest_report_header() -> str:

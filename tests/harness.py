@@ -43,7 +43,7 @@ Tree = dict[str, bytes]
 NOBODYS_HOME = {f"XDG_{kind}_HOME": "/nonexistent" for kind in ("CACHE", "CONFIG", "STATE")}
 
 
-def wait_until(condition: Callable[[], object], what: str, *, timeout: float = 20.0) -> None:
+def wait_until(condition: Callable[[], object], what: str, *, timeout: float = 40.0) -> None:
     """Poll until `condition` holds. An OSError of it counts as "not yet"."""
     deadline = time.monotonic() + timeout
     while True:

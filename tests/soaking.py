@@ -9,6 +9,7 @@ import contextlib
 import random
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -49,8 +50,7 @@ def crash_run(directory: Path, seed: int, api: str) -> str:
         box.populate(stored_before(seed))
         box.advance(10)
         versions = record_versions(box)
-        place = directory / f"{api}-{seed}"
-        place.mkdir()
+        place = Path(tempfile.mkdtemp(prefix=f"{api}-{seed}-", dir=directory))
         m = Mounted(box, place, api=api, ttl=chance.choice([0, 60]), write_back=chance.choice([0, 0.02, 0.2, 3600]))
         try:
             m.start()

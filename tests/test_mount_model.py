@@ -21,6 +21,7 @@ from machines import search
 from cloudsimfs.sandbox import Sandbox, Settings
 
 LARGEST = 300_000  # bytes
+STEPS = 2  # between two mounts, at least
 
 names = st.sampled_from(["a", "b", "c"])
 paths = st.lists(names, min_size=1, max_size=3).map("/".join)
@@ -44,6 +45,7 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
         self.files: dict[str, bytes] = {}
         self.folders: set[str] = set()
+        self.steps = 0  # since the mount was started: a few belong to each one
         self.box = Sandbox(settings=Settings(hourly_limit=0))
         self.place = self.base / secrets.token_hex(4)
         self.place.mkdir()
@@ -239,17 +241,23 @@ class Machine(RuleBasedStateMachine):
     def flush(self) -> None:
         assert self.m.settle() == self.files
 
+    @precondition(lambda self: self.steps > STEPS)
     @rule()
     def remount(self) -> None:
         self.m.remount()
+        self.steps = 0
 
+    @precondition(lambda self: self.steps > STEPS)
     @rule()
     def remount_without_waiting(self) -> None:
         self.m.remount("--no-wait")
+        self.steps = 0
 
+    @precondition(lambda self: self.steps > STEPS)
     @rule()
     def crash(self) -> None:
         self.m.crash()
+        self.steps = 0
 
     @precondition(lambda self: bool(self.files))
     @rule(data=st.data(), seed=seeds, size=sizes)
@@ -285,6 +293,7 @@ class Machine(RuleBasedStateMachine):
     def the_mount_shows_the_model(self) -> None:
         if not self.m.is_mounted():
             return
+        self.steps += 1
         shown: dict[str, bytes] = {}
         folders: set[str] = set()
         for directory, below, files in os.walk(self.m.path):

@@ -41,10 +41,13 @@ def test_the_service_learns_of_an_upload_although_the_daemon_was_killed_after_it
     box: Sandbox, mount: MountFactory
 ) -> None:
     m = mount(write_back=0)
+    fault = box.faults.add("delete-cache", "status", status=500)
     (m.path / "f").write_bytes(b"f")
-    wait_until(lambda: box.files() == {"f": b"f"}, "the file is stored")
-    m.crash()
+    wait_until(lambda: box.files() == {"f": b"f"} and not m.pending(), "the file is stored, and the journal knows")
+    m.kill()
+    box.faults.remove(fault)
     box.calls.reset()
+    m.start()
     m.flush()
     assert box.calls.counts()["delete-cache"] == 1
 

@@ -271,7 +271,9 @@ def test_a_lost_answer_to_a_launch_starts_one_run(box: Sandbox, sims: Simulation
 
 
 @pytest.mark.parametrize("api", ["v2"])
-def test_an_unresolved_launch_is_refused_until_it_is_known(box: Sandbox, sims: Simulations) -> None:
+def test_an_unresolved_launch_is_refused_until_it_is_known(box: Sandbox, mount: MountFactory) -> None:
+    box.populate(SHORT)
+    sims = Simulations(mount(run_ttl=3600))  # the list read here serves the first launch
     sims.read("runs")
     box.faults.add("launch", "drop_reply", times=1)
     fault = box.faults.add("simulations", "status", status=500)

@@ -193,7 +193,7 @@ def test_a_dead_connection_blocks_nobody_else_and_can_be_interrupted(box: Sandbo
             assert sorted(set(os.listdir(m.path)) - {".simulations", ".cloudsimfs"}) == ["f", "other"]
             assert reader.poll() is None
             reader.send_signal(signal.SIGINT)
-            reader.wait(timeout=10)
+            reader.wait(timeout=40)
         finally:
             reader.kill()
             reader.wait()

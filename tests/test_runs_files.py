@@ -266,6 +266,22 @@ def test_fifty_logs_at_once(box: Sandbox, mount: MountFactory) -> None:
     assert box.calls.api_count() <= used + 2
 
 
+def test_who_opens_a_log_is_told_its_size_of_now(box: Sandbox, mount: MountFactory) -> None:
+    """As `tail -n 1` asks for it, before it reads from there: not the one the kernel was told a moment ago."""
+    box.settings.pending_seconds = 3600.0
+    run_id = pending(box, "case")
+    log = Simulations(mount(run_ttl=0)).path / f"{run_id}/log"
+    for number in range(100):
+        log.stat()
+        box._runs._runs[run_id]._log.append(f"line {number}\n")
+        fd = os.open(log, os.O_RDONLY)
+        try:
+            size = os.fstat(fd).st_size
+            assert os.pread(fd, 10_000, 0)[:size].decode().endswith(f"line {number}\n")
+        finally:
+            os.close(fd)
+
+
 @pytest.mark.parametrize("api", ["v1", "v2"])
 def test_less_follows_the_log(box: Sandbox, mount: MountFactory, tmp_path: Path) -> None:
     """`less +F` on a terminal of its own."""

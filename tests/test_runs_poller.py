@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -175,6 +176,26 @@ def test_a_service_that_does_not_answer_is_not_waited_for(box: Sandbox, rigs: Ca
     assert box.calls.counts()["simulations"] == 1
     assert HOLD > GRACE
     box.faults.remove(fault)
+
+
+def test_the_log_of_a_run_that_has_ended_is_whole(box: Sandbox, rigs: Callable[..., Rig]) -> None:
+    """Also for who comes while the answer to somebody who asked before the end is on its way."""
+    rig = rigs()
+    run_id = rig.launch(1)[0]
+    rig.say(run_id, "a line\n")
+    rig.runs.recent()
+    box.calls.reset()
+    slow = box.faults.add("simulation", "slow", rate=1000.0)
+    with ThreadPoolExecutor(1) as pool:
+        earlier = pool.submit(rig.runs.log, run_id)
+        assert box.calls.wait(lambda calls: any(call.status for call in calls))
+        rig.say(run_id, "the last line\n")
+        rig.end(run_id)
+        box.faults.remove(slow)
+        rig.runs.expire()
+        rig.runs.recent()
+        assert rig.runs.log(run_id) == b"a line\nthe last line\n"
+        earlier.result()
 
 
 # -- following -----------------------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ def test_ends_without_umount_lose_nothing(
 
 def test_umount_can_be_interrupted(box: Sandbox, mount: MountFactory) -> None:
     m = mount(write_back=0)
-    box.faults.add("object-put", "slow", rate=1_500_000)
+    box.faults.add("object-put", "slow", rate=500_000)
     data = os.urandom(16_000_000)
     (m.path / "f").write_bytes(data)
     terminal, theirs = pty.openpty()
@@ -80,7 +80,7 @@ def test_umount_can_be_interrupted(box: Sandbox, mount: MountFactory) -> None:
 
 def test_status_tells_how_far_uploads_are(box: Sandbox, mount: MountFactory) -> None:
     m = mount(write_back=0)
-    fault = box.faults.add("object-put", "slow", rate=4_000_000)
+    fault = box.faults.add("object-put", "slow", rate=2_000_000)
     (m.path / "f").write_bytes(os.urandom(12_000_000))
     wait_until(lambda: (m.status()["uploads"]["seconds"] or 0) > 0, "the rate is known")
     found = m.status()
