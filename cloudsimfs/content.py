@@ -357,6 +357,9 @@ class Content:
     def missing_locked(self, start: int, end: int) -> Iterable[tuple[int, int]]:
         return self._presence.missing(start, end)
 
+    def is_missing_locked(self, start: int, end: int) -> bool:
+        return self._presence.is_missing(start, end)
+
     def end_locked(self) -> int:
         return self._presence.end
 
@@ -387,7 +390,7 @@ class Content:
     def _want_locked(self, start: int, end: int, window: Window) -> Waiter | None:
         """Have bytes fetched; the first time, look whether the ancestor has them already."""
         assert self._fetcher is not None
-        if self._ancestor is not None and self._presence.is_missing(start, end):
+        if self._ancestor is not None and self.is_missing_locked(start, end):
             ancestor, self._ancestor = self._ancestor, None
             self._fetcher.launch_locked(0, self._presence.end, lambda flight: self._take_over(flight, ancestor))
         return self._fetcher.want_locked(start, end, window)

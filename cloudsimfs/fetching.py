@@ -58,6 +58,9 @@ class Target(Protocol):
     def missing_locked(self, start: int, end: int) -> Iterable[tuple[int, int]]:
         """The parts of `[start, end)` that are to be fetched."""
 
+    def is_missing_locked(self, start: int, end: int) -> bool:
+        """Whether there is any such part."""
+
     def keep(self, position: int, block: bytes | memoryview) -> bool:
         """Keep fetched bytes where nothing is present yet; False if nobody wants them any more."""
 
@@ -119,7 +122,7 @@ class Fetcher:
 
     def want_locked(self, start: int, end: int, window: Window) -> Waiter | None:
         """Have `[start, end)` fetched, and of the window what may be; None if all of that range is there."""
-        missing = self._is_missing_locked(start, end)
+        missing = self._target.is_missing_locked(start, end)
         if missing or window.fresh:
             self._launch_missing_locked(start, end, window)
         if not missing:
@@ -209,13 +212,10 @@ class Fetcher:
         for waiter in list(self._waiters):
             if waiter.start >= flight.end or flight.start >= waiter.end:
                 continue
-            failed = self._is_missing_locked(max(waiter.start, flight.start), min(waiter.end, flight.end))
-            if failed or not self._is_missing_locked(waiter.start, waiter.end):
+            failed = self._target.is_missing_locked(max(waiter.start, flight.start), min(waiter.end, flight.end))
+            if failed or not self._target.is_missing_locked(waiter.start, waiter.end):
                 self._waiters.remove(waiter)
                 waiter.finish(error if failed else None)
-
-    def _is_missing_locked(self, start: int, end: int) -> bool:
-        return any(True for _ in self._target.missing_locked(start, end))
 
     def _transfer(self, flight: Flight) -> None:
         """Bring the flight's bytes, going on where a connection broke. Raises CloudsimfsError."""
@@ -271,7 +271,7 @@ class Fetcher:
             self._arrived = time.monotonic()
             for waiter in list(self._waiters):
                 touched = waiter.start < end and position < waiter.end
-                if touched and not self._is_missing_locked(waiter.start, waiter.end):
+                if touched and not self._target.is_missing_locked(waiter.start, waiter.end):
                     self._waiters.remove(waiter)
                     waiter.finish()
             return True

@@ -90,8 +90,10 @@ class Recovery:
             self._complete(row, bound)
         elif verb == "discard":
             self._discard(row)
+        elif row.kept:
+            self._put_back(row)
         else:
-            self._upload(row)
+            self._close(row)
 
     def _discard(self, row: DraftRow) -> None:
         if not row.kept:
@@ -101,16 +103,17 @@ class Recovery:
         self._tree.journal.drop_kept(row.bytes.backing)
         self._content(row).drop()
 
-    def _upload(self, row: DraftRow) -> None:
-        """As if it had been closed: the draft is the file from now on."""
-        if not row.kept:
-            self._content(row).lacking.clip(0)  # it is wanted as it is
-            fh = self._handles.open(row.path, os.O_WRONLY)
-            try:
-                self._handles.flush(fh)
-            finally:
-                self._handles.release(fh)
-            return
+    def _close(self, row: DraftRow) -> None:
+        """A draft that is shown becomes the closed state."""
+        self._content(row).lacking.clip(0)  # it is wanted as it is
+        fh = self._handles.open(row.path, os.O_WRONLY)
+        try:
+            self._handles.flush(fh)
+        finally:
+            self._handles.release(fh)
+
+    def _put_back(self, row: DraftRow) -> None:
+        """A draft beside the names gets its name again, as if it had been closed now."""
         target = lookup_or_none(self._tree, row.path)
         if target is not None and target.is_dir:
             raise IsDirectory(f"/{row.path} is a folder now; `cloudsimfs recover --save DIR` copies the file out")

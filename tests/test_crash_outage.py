@@ -9,8 +9,7 @@ from typing import Literal
 
 import pytest
 from harness import wait_until
-from test_metadata_dcache import Ticking
-from world import TTL, World
+from world import TTL, Ticking, World
 
 from cloudsimfs import changes
 from cloudsimfs.rename import rename

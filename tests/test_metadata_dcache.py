@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import pytest
 from harness import wait_until
+from world import Ticking
 
 from cloudsimfs import dcache as dcache_module
 from cloudsimfs.clock import ManualClock
@@ -28,19 +29,6 @@ PATIENT = Timeouts(connect=10.0, read=60.0, total=90.0)
 TREE = {"d/x": b"x", "d/e/y": b"yy", "other/z": b"zzz", "file": b"f"}
 
 Api = Literal["v1", "v2"]
-
-
-class Ticking(ManualClock):
-    """Never the same moment twice, as with the real clock: what came first can be told."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._one_by_one = threading.Lock()
-
-    def monotonic(self) -> float:
-        with self._one_by_one:
-            self.advance(1e-6)
-            return super().monotonic()
 
 
 class Rig:

@@ -21,8 +21,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from machines import search
-from test_metadata_dcache import Ticking
-from world import TTL, Size, World, parents
+from world import TTL, Size, Ticking, World, parents
 
 from cloudsimfs import changes, dcache, paths
 from cloudsimfs.config import KERNEL_SHARE

@@ -58,14 +58,18 @@ def test_offline_serves_what_is_known_and_makes_no_call(box: Sandbox, mount: Mou
     assert box.calls.entries() == []
 
 
+def remount_offline(m: Mounted) -> None:
+    assert m.umount().returncode == 0
+    m.option(offline=True)
+    m.start()
+
+
 @pytest.mark.parametrize("api", ["v1"])
 def test_offline_reads_what_is_cached(box: Sandbox, mount: MountFactory) -> None:
     box.populate(TREE)
     m = mount()
     get_to_know(m)
-    assert m.umount().returncode == 0
-    m.option(offline=True)
-    m.start()
+    remount_offline(m)
     assert (m.path / "d/x").read_bytes() == TREE["d/x"]
 
 
@@ -73,9 +77,7 @@ def test_what_is_written_offline_goes_up_at_the_next_mount(box: Sandbox, mount: 
     box.populate(TREE)
     m = mount()
     get_to_know(m)
-    assert m.umount().returncode == 0
-    m.option(offline=True)
-    m.start()
+    remount_offline(m)
     box.calls.reset()
     (m.path / "d/new").write_bytes(b"new")
     (m.path / "fresh").mkdir()

@@ -149,11 +149,17 @@ def test_tail_follows_the_log(long: Simulations) -> None:
 # -- commands ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("word", ["soft", "SIGTSTP"])
-def test_a_soft_stop_saves_results(box: Sandbox, long: Simulations, word: str) -> None:
+def long_at_work(long: Simulations) -> int:
+    """A run of the long case that has done some steps."""
     run_id = long.launch()
     long.wait_for(run_id, "RUNNING")
     wait_until(lambda: long.read(f"{run_id}/log").count("\n") > 15, "some steps are done")
+    return run_id
+
+
+@pytest.mark.parametrize("word", ["soft", "SIGTSTP"])
+def test_a_soft_stop_saves_results(box: Sandbox, long: Simulations, word: str) -> None:
+    run_id = long_at_work(long)
     assert long.write(f"{run_id}/stop", word) == 0
     long.wait_for(run_id, "STOPPED")
     assert len(box.files()) > len(LONG)
@@ -162,9 +168,7 @@ def test_a_soft_stop_saves_results(box: Sandbox, long: Simulations, word: str) -
 
 @pytest.mark.parametrize("word", ["hard", "SIGINT"])
 def test_a_hard_stop_saves_nothing(box: Sandbox, long: Simulations, word: str) -> None:
-    run_id = long.launch()
-    long.wait_for(run_id, "RUNNING")
-    wait_until(lambda: long.read(f"{run_id}/log").count("\n") > 15, "some steps are done")
+    run_id = long_at_work(long)
     assert long.write(f"{run_id}/stop", word) == 0
     long.wait_for(run_id, "STOPPED")
     assert box.files() == LONG

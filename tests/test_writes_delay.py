@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_metadata_dcache import Ticking
-from world import World
+from world import Ticking, World
 
 from cloudsimfs import writeback
 from cloudsimfs.sandbox import Sandbox

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Literal
 
 from harness import wait_until
-from test_metadata_dcache import Ticking
 
 from cloudsimfs import paths
 from cloudsimfs.clock import Clock, ManualClock
@@ -25,6 +24,19 @@ from cloudsimfs.workqueue import WorkQueue
 Size = int | None  # bytes; None: absent
 TTL = 60.0  # seconds
 NEVER = 1e9  # seconds of write-back
+
+
+class Ticking(ManualClock):
+    """Never the same moment twice, as with the real clock: what came first can be told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._one_by_one = threading.Lock()
+
+    def monotonic(self) -> float:
+        with self._one_by_one:
+            self.advance(1e-6)
+            return super().monotonic()
 
 
 @contextmanager

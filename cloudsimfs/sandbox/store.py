@@ -137,9 +137,11 @@ class Store:
         slot = self._make_slot_locked(path, now)
         before = slot.current
         current = File(before.id if before else next(self._ids), path, now, blob)
-        lag = {Visible.NOW: 0.0, Visible.LAGGED: self._settings.listing_lag}.get(
-            visible, self._settings.cache_seconds
-        )
+        lag = {
+            Visible.NOW: 0.0,
+            Visible.LAGGED: self._settings.listing_lag,
+            Visible.CACHED: self._settings.cache_seconds,
+        }[visible]
         slot.due, slot.cached = now + lag, visible is Visible.CACHED
         self._set_locked(slot, current, slot.shown if lag > 0 else current)
         _discard(before)

@@ -12,7 +12,7 @@ of `cloudsimfs.errors`, of which each says which call failed and why. A launch i
 | operation | v1 | v2 | used by the mount for |
 |---|---|---|---|
 | `list_directory` | GET /storage/{id}/list | GET /storage/index/... * | listings |
-| `list_page` | - | GET /storage/index/... * | listings fetched ahead |
+| `list_page` | - | GET /storage/index/... * | scripts |
 | `list_all` | GET /storage | (v1) | walks |
 | `view` | POST /storage/view | POST /storage/view-by-path | one path, revalidated |
 | `entry` | GET /storage/{id} | (v1) | scripts |

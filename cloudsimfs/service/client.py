@@ -312,12 +312,12 @@ class Client:
 
     def _simulations_v1(self, urgency: Urgency) -> list[Simulation]:
         call = v1.list_simulations()
-        return parsing.simulations(call, self._exchange.call(call, urgency))[0]
+        return parsing.simulations(call, self._exchange.call(call, urgency))
 
     def _simulations_page(self, page: int, urgency: Urgency) -> tuple[list[Any], list[Simulation]]:
         call = v2.simulations_page(page)
         sent = parsing.items(call, self._exchange.call(call, urgency), "a list of simulations")
-        return sent, parsing.simulations(call, sent)[0]
+        return sent, parsing.simulations(call, sent)
 
     def simulation(self, run_id: int, *, urgency: Urgency = Urgency.NORMAL) -> Simulation:
         """One run with its output. Raises NoSuchEntry."""

@@ -52,7 +52,9 @@ def errors_text(value: Any) -> str | None:
     told = value.get("errors") or value.get("error")
     if not told:
         return None
-    texts = told if isinstance(told, list) else list(told.values()) if isinstance(told, dict) else [told]
+    if isinstance(told, dict):
+        told = list(told.values())
+    texts = told if isinstance(told, list) else [told]
     return excerpt("; ".join(each if isinstance(each, str) else excerpt(each) for each in texts))
 
 
@@ -84,8 +86,10 @@ def failure(call: Call, status: int, headers: Mapping[str, str], content: bytes 
         return BudgetSpent(text)
     if status == 401:
         return VersionNotEnabled(text) if _names_version(call, told) else KeyRefused(text)
+    if status == 403 and not told:
+        return KeyRefused(text)
     if status == 403:
-        return KeyRefused(text) if not told else Unexplained(text) if page else _by_text(call, told, text)
+        return Unexplained(text) if page else _by_text(call, told, text)
     if status in (405, 501):
         return NotOffered(text)
     if status == 404:

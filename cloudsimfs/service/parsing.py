@@ -196,13 +196,13 @@ def simulation(call: Call, reply: Any) -> Simulation:
     return found
 
 
-def simulations(call: Call, reply: Any) -> tuple[list[Simulation], int]:
-    """The runs of a list or a page, and how many the service sent. Raises BadReply."""
+def simulations(call: Call, reply: Any) -> list[Simulation]:
+    """The runs of a list or a page. Raises BadReply."""
     sent = items(call, reply, "a list of simulations")
     found = [each for each in map(_simulation, sent) if each is not None]
     if len(found) < len(sent):
         log.warning("%s: %d simulations refused: no usable id or status", call.label, len(sent) - len(found))
-    return found, len(sent)
+    return found
 
 
 def launched(call: Call, reply: Any) -> int:
