@@ -7,8 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from harness import wait_until
-from test_metadata_dcache import Ticking
-from world import World
+from world import Ticking, World
 
 from cloudsimfs.sandbox import Sandbox
 

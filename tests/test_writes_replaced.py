@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from test_metadata_dcache import Ticking
-from world import TTL, World
+from world import TTL, Ticking, World
 
 from cloudsimfs import changes
 from cloudsimfs.deletes import HOLD
