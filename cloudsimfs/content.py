@@ -24,6 +24,7 @@ from cloudsimfs import growth
 from cloudsimfs.backing import BackingFile
 from cloudsimfs.disk import PAGE, SLICE, disk_usage, punch, write_all
 from cloudsimfs.errors import (
+    BadHandle,
     Cancelled,
     CloudsimfsError,
     FsError,
@@ -285,8 +286,8 @@ class Content:
         return bytes(buffer[: self.read_into(memoryview(buffer), offset, interrupted)])
 
     def read_into(self, buffer: memoryview, offset: int, interrupted: Interrupted = never) -> int:
-        """Fill `buffer` from `offset` on; how many bytes there were. Raises Stale if the version is gone, else a
-        ServiceError.
+        """Fill `buffer` from `offset` on; how many bytes there were. Raises Stale if the version is gone, BadHandle
+        if nobody has the content open any more, as when a writer has gone on in a copy, else a ServiceError.
         """
         window: Window | None = None
         while True:
@@ -295,6 +296,8 @@ class Content:
                 stop = min(end, self._presence.end)
                 waiter = None
                 if offset < stop and self._fetcher is not None and not self._presence.is_whole:
+                    if not self._file.in_use:  # what comes would not be kept, and be asked for again and again
+                        raise BadHandle(f"{self._file.path.name} is not open")
                     window = window or self._fetcher.plan_locked(offset, stop)
                     waiter = self._want_locked(offset, stop, window)
                 if waiter is None:

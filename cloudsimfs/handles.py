@@ -140,7 +140,7 @@ class Handles:
         except BadHandle:
             if handle.inode.content is content:
                 raise
-            return self.read(fh, buffer, offset, interrupted)  # truncated to nothing meanwhile, by another handle
+            return self.read(fh, buffer, offset, interrupted)  # another handle has gone on in a copy meanwhile
         if count < len(buffer):
             if self._follow(fh, handle):
                 return self.read(fh, buffer, offset, interrupted)
