@@ -108,6 +108,7 @@ class Client:
         self._version: Version | None = None if api == "auto" else api
         self._probe_at: float | None = None  # monotonic seconds; the version is a guess until looked at again then
         self._probe_pause = _PROBE_AGAIN
+        self._probed: Any = None  # the reply that found v2 out, for the first who asks the same
         self._absent: set[str] = set()  # operations this service's v2 has not; only ever grows
 
     def __enter__(self) -> Client:
@@ -156,7 +157,7 @@ class Client:
         self._probe_at = self._clock.monotonic() + self._probe_pause
         self._probe_pause *= 2
         try:
-            self._exchange.call(v2.cpu_values(), urgency)
+            self._probed = self._exchange.call(v2.cpu_values(), urgency)
         except (VersionNotEnabled, NotOffered, NoSuchEntry):
             self._probe_at = None
             return "v1"
@@ -425,6 +426,9 @@ class Client:
 
     def cpu_values(self, *, urgency: Urgency = Urgency.NORMAL) -> tuple[str, ...]:
         """The values a launch may use for cpu."""
+        probed, self._probed = self._probed, None
+        if probed is not None:
+            return parsing.options(v2.cpu_values(), probed)
         return parsing.options(*self._either(v2.cpu_values(), v1.cpu_values(), urgency))
 
     def ram_values(self, *, urgency: Urgency = Urgency.NORMAL) -> tuple[str, ...]:
