@@ -18,11 +18,13 @@ from cloudsimfs.clock import Clock
 
 GAP = 1.0  # seconds between reading a directory and asking for one inside; a person takes longer
 WINDOW = 8  # listings fetched ahead of a walker
-PAUSE = 10.0  # seconds in which everything is not fetched twice
+PAUSE = 10.0  # seconds in which everything is not fetched twice, where one folder costs no more
 SLOW = 5.0  # seconds; an all-entries call that took longer is made for long walks only
 LARGE = 20_000  # entries; the same for one that brought more
+NEVER = float("-inf")
 LONG_WALK = 20  # folders
-STROLL, STROLL_TIME = 3, 60.0  # so many listings asked for in so many seconds
+STROLL, STROLL_PAGED = 3, 2  # so many listings, if each costs one call, or several,
+STROLL_TIME = 60.0  # asked for in so many seconds
 
 
 class Walks:
@@ -35,7 +37,7 @@ class Walks:
         self._missed_at: deque[float] = deque(maxlen=STROLL)  # when listings were asked for, monotonic seconds
         self._read_at: dict[str, float] = {}  # when a directory was last read, monotonic seconds
         self._dear = False  # whether the last all-entries call took long
-        self._taken_at: float | None = None
+        self._taken_at = self._failed_at = NEVER  # monotonic seconds
 
     def was_read(self, path: str) -> None:
         now = self._clock.monotonic()
@@ -60,12 +62,14 @@ class Walks:
         with self._lock:
             now = self._clock.monotonic()
             self._missed_at.append(now)
-            if not self._bulk or (self._taken_at is not None and now - self._taken_at < PAUSE):
+            tried_at = self._failed_at if paged else max(self._failed_at, self._taken_at)
+            if not self._bulk or now - tried_at < PAUSE:
                 return False
             if self._dear:
                 return self._is_walked(path) and len(siblings) >= LONG_WALK
-            strolls = len(self._missed_at) == STROLL and now - self._missed_at[0] < STROLL_TIME
-            known_to_be_cheap = self._taken_at is not None
+            length = STROLL_PAGED if paged else STROLL
+            strolls = len(self._missed_at) >= length and now - self._missed_at[-length] < STROLL_TIME
+            known_to_be_cheap = self._taken_at != NEVER
             return strolls or (paged and known_to_be_cheap) or (self._is_walked(path) and len(siblings) >= 2)
 
     def may_list_everything(self) -> bool:
@@ -81,7 +85,7 @@ class Walks:
         """The all-entries call was not answered; `for_good`: the service does not offer it."""
         with self._lock:
             self._bulk = self._bulk and not for_good
-            self._taken_at = self._clock.monotonic()
+            self._failed_at = self._clock.monotonic()
 
     def ahead(self, path: str, siblings: Sequence[str], inside: Sequence[str]) -> list[str]:
         """The directories a walker that reads `path` now will ask for next: those inside, then those after it."""

@@ -603,3 +603,12 @@ def test_one_client_serves_many_threads(client: Client, box: Sandbox) -> None:
     assert box.calls.counts()["object-get"] == 64
     state = client.budget.snapshot()
     assert state.used == state.calls == box.calls.api_count()
+
+
+def test_the_call_that_finds_the_version_out_is_not_made_twice(opened: Open, box: Sandbox) -> None:
+    client = opened("auto")
+    assert client.version == "v2"
+    assert client.cpu_values() == tuple(str(cpu) for cpu in box.settings.cpus)
+    assert box.calls.counts() == {"cpu": 1}
+    client.cpu_values()
+    assert box.calls.counts() == {"cpu": 2}

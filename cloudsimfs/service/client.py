@@ -353,6 +353,9 @@ class Client:
 
     def cpu_values(self, *, urgency: Urgency = Urgency.NORMAL) -> tuple[str, ...]:
         """The values a launch may use for cpu."""
+        probed = self._versions.take_probed()
+        if probed is not None:
+            return parsing.options(v2.cpu_values(), probed)
         return parsing.options(*self._versions.either(v2.cpu_values(), v1.cpu_values(), urgency))
 
     def ram_values(self, *, urgency: Urgency = Urgency.NORMAL) -> tuple[str, ...]:

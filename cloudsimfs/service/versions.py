@@ -36,6 +36,7 @@ class Versions:
         self._version: Version | None = None if api == "auto" else api
         self._probe_at: float | None = None  # monotonic seconds; the version is a guess until looked at again then
         self._probe_pause = PROBE_AGAIN
+        self._probed: Any = None  # the reply that found v2 out
         self._absent: set[str] = set()  # operations this service's v2 has not; only ever grows
 
     # -- which one ----------------------------------------------------------------------------------------
@@ -67,7 +68,7 @@ class Versions:
         self._probe_at = self._clock.monotonic() + self._probe_pause
         self._probe_pause *= 2
         try:
-            self._exchange.call(v2.cpu_values(), urgency)
+            self._probed = self._exchange.call(v2.cpu_values(), urgency)
         except (VersionNotEnabled, NotOffered, NoSuchEntry):
             self._probe_at = None
             return "v1"
@@ -75,6 +76,11 @@ class Versions:
             return "v1"
         self._probe_at = None
         return "v2"
+
+    def take_probed(self) -> Any:
+        """The reply to the call that found v2 out, for the first who asks the same; else None."""
+        probed, self._probed = self._probed, None
+        return probed
 
     # -- what this v2 has not -------------------------------------------------------------------------------
 
