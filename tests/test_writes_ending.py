@@ -68,7 +68,7 @@ def test_umount_can_be_interrupted(box: Sandbox, mount: MountFactory) -> None:
         told = process.stderr.read().decode()
     os.close(terminal)
     assert b"uploading" in shown
-    assert "still mounted: 1 operations" in told
+    assert "still mounted: not on the service yet: 1 operation (" in told
     assert "safe in" in told
     assert "Traceback" not in told
     assert m.is_mounted()

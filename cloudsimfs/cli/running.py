@@ -118,7 +118,7 @@ def _remains(directory: Path) -> str:
         return f"{reason}; `cloudsimfs recover` lists what is kept, `cloudsimfs umount --no-wait` unmounts"
     size = sum(job["size"] - job["sent"] for job in jobs) / (1 << 20)
     return (
-        f"{len(jobs)} operations ({size:.1f} MiB) are not on the service yet{f': {reason}' if reason else ''}. "
-        f"They are safe in {status['cache']['directory']} and go on while it is mounted; "
-        "--no-wait unmounts now, and the next mount goes on"
+        f"not on the service yet: {len(jobs)} operation{'' if len(jobs) == 1 else 's'} ({size:.1f} MiB)"
+        f"{f': {reason}' if reason else ''}. They are safe in {status['cache']['directory']} and go on while it is "
+        "mounted; --no-wait unmounts now, and the next mount goes on"
     )
