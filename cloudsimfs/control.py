@@ -33,7 +33,7 @@ from cloudsimfs.virtual import File, Folder, Link, Node, as_json, kind, text
 
 STATE = ".cloudsimfs"
 TOP_NAMES = (SIMULATIONS, STATE)
-STATE_NAMES = ("status", "status.json", "pending", "recover", "recover.json", "refresh", "flush")
+STATE_NAMES = ("status", "status.json", "pending", "metrics", "recover", "recover.json", "refresh", "flush")
 FIRST_HANDLE = 1 << 62  # handles from here on belong to virtual files
 
 
@@ -53,6 +53,7 @@ class Mounted(Protocol):
     def status(self) -> dict[str, object]: ...
     def status_text(self) -> str: ...
     def pending_text(self) -> str: ...
+    def metrics_text(self) -> str: ...
     def drafts(self) -> list[dict[str, object]]: ...
     def recover(self, command: str) -> None: ...
     def refresh(self, path: str) -> None: ...
@@ -80,6 +81,7 @@ class Control:
             f"{STATE}/status": text(mounted.status_text),
             f"{STATE}/status.json": text(lambda: as_json(mounted.status())),
             f"{STATE}/pending": text(mounted.pending_text),
+            f"{STATE}/metrics": text(mounted.metrics_text),
             f"{STATE}/recover": File(write=mounted.recover),
             f"{STATE}/recover.json": text(lambda: as_json(mounted.drafts())),
             f"{STATE}/refresh": File(write=lambda word: mounted.refresh(mounted.storage_path(word))),

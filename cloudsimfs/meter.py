@@ -15,17 +15,24 @@ class Meter:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._lock = threading.Lock()
+        self._total = 0  # bytes since the start; guarded by _lock
         self._steps: deque[tuple[float, int]] = deque()  # when, and the bytes of that step; guarded by _lock
 
     def add(self, count: int) -> None:
         now = self._clock.monotonic()
         with self._lock:
+            self._total += count
             if self._steps and now - self._steps[-1][0] < STEP:
                 when, before = self._steps[-1]
                 self._steps[-1] = (when, before + count)
             else:
                 self._steps.append((now, count))
             self._forget_locked(now)
+
+    @property
+    def total(self) -> int:
+        with self._lock:
+            return self._total
 
     def rate(self) -> float:
         """Bytes per second; 0 if nothing has moved for SPAN seconds."""

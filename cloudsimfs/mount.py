@@ -39,6 +39,7 @@ from cloudsimfs.handles import Handles
 from cloudsimfs.journal import Journal
 from cloudsimfs.kernel import interrupted, library_version, serve
 from cloudsimfs.listings import ListingStore
+from cloudsimfs.metrics import prometheus
 from cloudsimfs.operations import Operations
 from cloudsimfs.previews import is_spare
 from cloudsimfs.recovery import Recovery
@@ -280,6 +281,9 @@ class Mount:
 
     def pending_text(self) -> str:
         return self._report.pending_text()
+
+    def metrics_text(self) -> str:
+        return prometheus(self._report.status())
 
 
 class _Files:

@@ -1,4 +1,4 @@
-"""What a mount says of itself: `.cloudsimfs/status`, `status.json` and `pending`."""
+"""What a mount says of itself: `.cloudsimfs/status`, `status.json` and `pending` (its `metrics`: `metrics`)."""
 
 from __future__ import annotations
 
@@ -66,10 +66,11 @@ class Report:
         }
 
     def _uploads(self, jobs: list[Job]) -> dict[str, float | None]:
-        """What is left of all uploads, and how long that will take at the present rate (None: not known)."""
+        """What is left of all uploads and what is done, and how long the rest will take (None: not known)."""
         left = sum(max(0, job.size - job.sent) for job in jobs)
         rate = self._writeback.meter.rate()
-        return {"left": left, "rate": round(rate), "seconds": round(left / rate, 1) if rate else None}
+        seconds = round(left / rate, 1) if rate else None
+        return {"left": left, "rate": round(rate), "seconds": seconds, "sent": self._writeback.meter.total}
 
     def _last_error(self) -> dict[str, object] | None:
         found = self._writeback.queue.last_error

@@ -50,7 +50,7 @@ LAYERS = [
     {"recovery"},
     {"control", "config", "mountpoint", "kernel", "logs", "previews"},
     {"operations", "daemon", "doctor"},
-    {"report"},
+    {"report", "metrics"},
     {"mount"},
     {"cli"},
     {"__main__"},

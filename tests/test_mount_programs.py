@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import os
 import sqlite3
+import subprocess
+import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from conftest import MountFactory
-from harness import Mounted, Tree, read_tree, write_tree
+from harness import Mounted, Tree, client_environment, read_tree, write_tree
 
 from cloudsimfs.sandbox import CASES, Sandbox
 
@@ -188,3 +190,16 @@ def test_shell_idioms(m: Mounted, run_program: Program) -> None:
         "e": b"",
     }
     assert m.settle() == expected
+
+
+def test_the_demo_shows_a_whole_session_and_leaves_nothing(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "cloudsimfs", "demo", "--api", "v1"],
+        env=client_environment() | {"TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=170,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "results read through the mount" in done.stdout
+    assert list(tmp_path.iterdir()) == []

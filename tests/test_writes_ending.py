@@ -97,3 +97,27 @@ def test_status_tells_how_far_uploads_are(box: Sandbox, mount: MountFactory) -> 
     m.flush()
     assert "PUT upload link: HTTP 403" in m.status()["last_error"]["text"]
     assert "solved" in (m.path / ".cloudsimfs/status").read_text()
+
+
+@pytest.mark.parametrize("api", ["v1"])
+def test_metrics_are_what_prometheus_reads(box: Sandbox, mount: MountFactory) -> None:
+    m = mount(write_back=3600)
+    os.listdir(m.path)
+    (m.path / "f").write_bytes(bytes(5000))
+
+    def metrics() -> dict[str, float]:
+        lines = (m.path / ".cloudsimfs/metrics").read_text().splitlines()
+        samples = [line.split(" ") for line in lines if not line.startswith("#")]
+        assert [line.split(" ")[2] for line in lines if line.startswith("# TYPE")] == [name for name, _ in samples]
+        return {name: float(value) for name, value in samples}
+
+    found = metrics()
+    assert found["cloudsimfs_pending_operations"] == 1
+    assert found["cloudsimfs_pending_bytes"] == 5000
+    assert found["cloudsimfs_uploaded_bytes_total"] == 0
+    assert found["cloudsimfs_api_calls_total"] == box.calls.api_count()
+    m.flush()
+    found = metrics()
+    assert found["cloudsimfs_pending_operations"] == 0
+    assert found["cloudsimfs_uploaded_bytes_total"] == 5000
+    assert found["cloudsimfs_api_calls_total"] == box.calls.api_count()

@@ -1,8 +1,10 @@
-"""`sandbox`: the embedded service in the foreground."""
+"""`sandbox`: the embedded service in the foreground. `demo`: a first session on it."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import sys
 from pathlib import Path
 
 import click
@@ -39,3 +41,22 @@ def sandbox(host: str, port: int, key_file: Path | None, calls_per_hour: int, da
         settings=Settings(hourly_limit=calls_per_hour),
         announce=announce,
     )
+
+
+@main.command()
+@click.option("--api", type=click.Choice(["v1", "v2"]), default="v2", help="The version to speak.", show_default=True)
+@click.option("--stay", is_flag=True, help="Leave the drive mounted, and say how to end it.")
+def demo(api: str, stay: bool) -> None:
+    """A first session on the embedded service, from cp to results: no account, no network.
+
+    Every command is printed before it runs. Nothing is left behind; ends with 0 only if results could be read.
+    """
+    if importlib.util.find_spec("aiohttp") is None:
+        raise ConfigError("aiohttp is missing; install it: pip install 'cloudsimfs[sandbox]'")
+    session = Path(__file__).parent.parent / "sandbox/demo.sh"
+    ours = [str(Path(sys.argv[0]).resolve().parent), str(Path(sys.executable).parent)]
+    path = os.pathsep.join([*ours, os.environ.get("PATH", os.defpath)])
+    try:
+        os.execvpe("bash", ["bash", str(session), api, *(["stay"] if stay else [])], os.environ | {"PATH": path})
+    except FileNotFoundError:
+        raise ConfigError("the demo is a bash script, and there is no bash") from None
