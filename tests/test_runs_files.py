@@ -151,7 +151,7 @@ def test_every_errno_has_its_sentence(box: Sandbox, sims: Simulations) -> None:
             assert word in sims.read("error"), sims.read("error")
 
     refused(f"echo '{WORDS.replace('=case', '=nowhere')}' > .simulations/launch", errno.ENOENT, "nowhere", "copy")
-    refused("echo soft > .simulations/99/stop", errno.ENOENT, "no run 99", ".simulations/runs")
+    refused("echo soft > .simulations/99/stop", errno.ENOENT, "no run 99", "`cloudsimfs runs`")
     refused(f"echo '{WORDS.replace('=2', '=3')}' > .simulations/launch", errno.EINVAL, "cpu", "'3'", "1, 2, 4")
     refused(f"echo '{WORDS} nopr=1' > .simulations/launch", errno.EINVAL, "'nopr'", "nopre")
     refused(f"echo '{WORDS} nopre=7' > .simulations/launch", errno.EINVAL, "SPOT", "REGULAR")
