@@ -299,7 +299,7 @@ def test_less_follows_the_log(box: Sandbox, mount: MountFactory, tmp_path: Path)
             box._runs._runs[run_id]._log.append("second line\n")
             wait_until(lambda: b"second line" in shown.read_bytes(), "less shows the next line")
         finally:
-            less.kill()
+            less.terminate()  # and not killed: `script` ends less, too
 
 
 def test_what_a_run_costs(box: Sandbox, mount: MountFactory) -> None:
