@@ -82,7 +82,6 @@ def _move_file(tree: Tree, inode: Inode, new: str, target: Node | None) -> Gone 
     """
     old = inode.path
     base, uploaded = replace_target(tree, new, target)
-    tree.keep_for_undo(inode)
     tree.overlay.pop(old)
     with inode.lock:
         gone = tombstone(tree, inode)

@@ -30,6 +30,7 @@ def tombstone(tree: Tree, inode: Inode) -> Gone | None:
 
     None if the service has nothing there.
     """
+    tree.keep_for_undo(inode)
     with inode.lock:
         begun = tree.writeback.call_off(inode)
         if inode.uploaded:
