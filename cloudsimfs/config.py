@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 from cloudsimfs import keys, profiles
 from cloudsimfs.clock import Clock
+from cloudsimfs.disk import make_private
 from cloudsimfs.errors import ConfigError
 from cloudsimfs.service import Client, Credentials, connect
 from cloudsimfs.service.exchange import check_base_url
@@ -241,7 +242,7 @@ def other_accounts(directory: Path) -> list[Path]:
 
 def make_cache_dir(directory: Path) -> None:
     try:
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private(directory)
     except OSError as error:
         raise ConfigError(f"{directory}: the cache directory cannot be made: {error.strerror}") from None
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from cloudsimfs import growth, rangelog
 from cloudsimfs.cachedir import LOCAL, key_of, lock_directory, log_of, size_of, with_log
 from cloudsimfs.content import Content
-from cloudsimfs.disk import copy_file, disk_failure, disk_usage
+from cloudsimfs.disk import copy_file, disk_failure, disk_usage, make_private
 from cloudsimfs.errors import NoSpace
 from cloudsimfs.fetchpool import FetchPool
 from cloudsimfs.rangelog import RangeLog, Record, Version
@@ -53,8 +53,7 @@ class DataCache:
         self._used = 0  # bytes on the disk when it was last measured, and kept since; guarded by _lock
         self._claimed = 0  # bytes about to be kept; guarded by _lock
         self.data = directory / "data"
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self.data.mkdir(exist_ok=True, mode=0o700)
+        make_private(self.data)
         self._lock_fd = lock_directory(directory)
 
     def close(self) -> None:

@@ -1,4 +1,5 @@
-"""Sparse files on the cache's disk: copies, holes, the bytes they take, and the disk's failures as errors.
+"""The cache's disk: directories for the user alone, sparse files (copies, holes, the bytes they take), and the disk's
+failures as errors.
 
 A copy shares blocks where the filesystem can (btrfs, XFS); where not, the kernel copies.
 """
@@ -18,6 +19,13 @@ PAGE = 4096  # bytes; what a hole in a file consists of
 PUNCH_HOLE = 3  # fallocate(2): FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
 STEP = 64 << 20  # bytes copied by one system call
 BLOCK = 1 << 20  # bytes read and written at a time where the kernel cannot copy
+
+
+def make_private(directory: Path) -> None:
+    """Make the directory and what is missing above it, all 0700, whatever the umask (design.md section 6)."""
+    missing = [each for each in directory.parents if not each.exists()]
+    for each in [*reversed(missing), directory]:
+        each.mkdir(exist_ok=True, mode=0o700)
 
 
 def copy_file(source: Path, target: Path, size: int) -> None:

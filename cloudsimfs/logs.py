@@ -16,6 +16,7 @@ from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
+from cloudsimfs.disk import make_private
 from cloudsimfs.errors import ConfigError
 from cloudsimfs.service.redact import RedactingFilter, RedactingFormatter, redact
 
@@ -33,7 +34,7 @@ def set_up_logging(log_file: Path | None, level: str, log_format: str = "text") 
         handler: logging.Handler = logging.StreamHandler(sys.stderr)
     else:
         try:
-            log_file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_private(log_file.parent)
             handler = _PrivateFile(log_file, maxBytes=LOG_SIZE, backupCount=OLD_LOGS, encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"log file {log_file}: {error.strerror}") from None

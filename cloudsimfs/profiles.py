@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cloudsimfs.disk import make_private
 from cloudsimfs.errors import ConfigError
 from cloudsimfs.settings import DIRECTORY, FILE, SETTINGS, home, near
 
@@ -51,7 +52,7 @@ def config_file() -> Path:
 def private(directory: Path) -> Path:
     """The directory, made for the user alone. Raises ConfigError."""
     try:
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private(directory)
     except OSError as error:
         raise ConfigError(f"{directory}: cannot be made: {error.strerror}") from None
     return directory

@@ -16,6 +16,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+from cloudsimfs.disk import make_private
 from cloudsimfs.service import Picture, Simulation
 
 log = logging.getLogger(__name__)
@@ -105,7 +106,7 @@ class RunStore:
 
     def _save(self, name: str, data: bytes) -> None:
         try:
-            self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_private(self._directory)
             fd, part = tempfile.mkstemp(dir=self._directory, prefix=".part-")  # 0600
             try:
                 with open(fd, "wb") as file:

@@ -16,6 +16,7 @@ from typing import Protocol
 from cloudsimfs import config, mountpoint, paths
 from cloudsimfs.cli.running import mount_at_hand, mount_of
 from cloudsimfs.clock import SystemClock
+from cloudsimfs.disk import make_private
 from cloudsimfs.errors import MountError, NotDirectory, NotFound, Refused, TryAgain
 from cloudsimfs.journal import Journal
 from cloudsimfs.runsetup import runs_of_account
@@ -53,7 +54,7 @@ def reach(top: Path | None, settings: config.Settings, *, direct: bool) -> Itera
         yield InMount(found)
         return
     account = config.account(settings)
-    account.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_private(account.directory)
     with account.connect() as client, contextlib.closing(Journal(account.directory / "journal.db")) as journal:
         simulations = runs_of_account(
             client,
