@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import errno
 import os
+import signal
 import stat
 import subprocess
 from collections import Counter
@@ -291,15 +292,16 @@ def test_less_follows_the_log(box: Sandbox, mount: MountFactory, tmp_path: Path)
     run_id = pending(box, "case")
     box._runs._runs[run_id]._log.append("first line\n")
     sims = Simulations(mount(run_ttl=0.1))
-    shown = tmp_path / "shown"
-    command = [script, "-qfec", f"less +F {sims.path}/{run_id}/log", str(shown)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env={"TERM": "vt100"}) as less:
+    shown, pid = tmp_path / "shown", tmp_path / "pid"
+    command = [script, "-qfec", f"echo $$ >{pid}; exec less +F {sims.path}/{run_id}/log", str(shown)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env={"TERM": "vt100"}):
         try:
             wait_until(lambda: b"first line" in shown.read_bytes(), "less shows the first line")
             box._runs._runs[run_id]._log.append("second line\n")
             wait_until(lambda: b"second line" in shown.read_bytes(), "less shows the next line")
         finally:
-            less.terminate()  # and not killed: `script` ends less, too
+            wait_until(lambda: pid.read_text().endswith("\n"), "less has been started")
+            os.kill(int(pid.read_text()), signal.SIGKILL)  # it outlives `script`, and its file, else
 
 
 def test_what_a_run_costs(box: Sandbox, mount: MountFactory) -> None:
