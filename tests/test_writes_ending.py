@@ -114,6 +114,7 @@ def test_metrics_are_what_prometheus_reads(box: Sandbox, mount: MountFactory) ->
     found = metrics()
     assert found["cloudsimfs_pending_operations"] == 1
     assert found["cloudsimfs_pending_bytes"] == 5000
+    assert found["cloudsimfs_failing_operations"] == 0
     assert found["cloudsimfs_uploaded_bytes_total"] == 0
     assert found["cloudsimfs_api_calls_total"] == box.calls.api_count()
     m.flush()
