@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import os
 import sys
 from pathlib import Path
@@ -21,10 +21,8 @@ from cloudsimfs.errors import ConfigError
 @click.option("--data-dir", type=click.Path(path_type=Path), help="Where files live; default: gone at the end.")
 def sandbox(host: str, port: int, key_file: Path | None, calls_per_hour: int, data_dir: Path | None) -> None:
     """Run the embedded service in the foreground: API v1 and v2, and runs that really compute."""
-    try:
-        from cloudsimfs.sandbox import Sandbox, Settings, serve_forever
-    except ImportError as error:
-        raise ConfigError(f"{error.name} is missing; install it: pip install 'cloudsimfs[sandbox]'") from error
+    _need_extra()
+    from cloudsimfs.sandbox import Sandbox, Settings, serve_forever
 
     def announce(box: Sandbox) -> None:
         if key_file is not None:
@@ -51,8 +49,7 @@ def demo(api: str, stay: bool) -> None:
 
     Every command is printed before it runs. Nothing is left behind; ends with 0 only if results could be read.
     """
-    if importlib.util.find_spec("aiohttp") is None:
-        raise ConfigError("aiohttp is missing; install it: pip install 'cloudsimfs[sandbox]'")
+    _need_extra()
     session = Path(__file__).parent.parent / "sandbox/demo.sh"
     ours = [str(Path(sys.argv[0]).resolve().parent), str(Path(sys.executable).parent)]
     path = os.pathsep.join([*ours, os.environ.get("PATH", os.defpath)])
@@ -60,3 +57,11 @@ def demo(api: str, stay: bool) -> None:
         os.execvpe("bash", ["bash", str(session), api, *(["stay"] if stay else [])], os.environ | {"PATH": path})
     except FileNotFoundError:
         raise ConfigError("the demo is a bash script, and there is no bash") from None
+
+
+def _need_extra() -> None:
+    """Raises ConfigError if what the embedded service needs is not installed."""
+    try:
+        importlib.import_module("cloudsimfs.sandbox.box")
+    except ImportError as error:
+        raise ConfigError(f"{error.name} is missing; install it: pip install 'cloudsimfs[sandbox]'") from error
