@@ -6,8 +6,11 @@ Each check looks at one thing and changes nothing. Only `check_service` makes ca
 from __future__ import annotations
 
 import os
+import pwd
 import re
+import shlex
 import shutil
+import stat
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,7 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from cloudsimfs import config, keys, mountpoint
-from cloudsimfs.errors import CloudsimfsError, ConfigError, KeyRefused
+from cloudsimfs.errors import CloudsimfsError, ConfigError, KeyRefused, MountError
 from cloudsimfs.journal import count_pending
 from cloudsimfs.service import Client, Entry
 from cloudsimfs.settings import SETTINGS, near
@@ -60,7 +63,11 @@ def check_device(device: str = "/dev/fuse") -> Finding:
         remedy = "sudo modprobe fuse; in a container: --device /dev/fuse --cap-add SYS_ADMIN"
         return Finding(device, "failure", "is missing, nothing can be mounted", remedy)
     if not os.access(device, os.R_OK | os.W_OK):
-        return Finding(device, "failure", "you may not open it, nothing can be mounted", f"sudo chmod 0666 {device}")
+        text = f"{_user()} may not open it, nothing can be mounted"
+        return Finding(device, "failure", text, f"sudo chmod 0666 {device}")
+    if os.geteuid() == 0 and os.stat(device).st_mode & 0o066 == 0:
+        text = "there, and you may use it; other users may not"
+        return Finding(device, "ok", text, f"sudo chmod 0666 {device}")
     return Finding(device, "ok", "there, and you may use it")
 
 
@@ -73,7 +80,10 @@ def check_fusermount() -> Finding:
     return Finding("fusermount3", "ok", found)
 
 
-def check_fuse_conf(settings: config.Settings, file: Path = Path("/etc/fuse.conf")) -> Finding:
+def check_fuse_conf(settings: config.Settings, file: Path | None = None) -> Finding:
+    if file is None:  # a fusermount3 that was built by hand has its own
+        by_hand = (shutil.which("fusermount3") or "").startswith("/usr/local/")
+        file = Path("/usr/local/etc/fuse.conf" if by_hand else "/etc/fuse.conf")
     try:
         allowed = re.search(r"^\s*user_allow_other\s*$", file.read_text(), re.MULTILINE) is not None
     except OSError:
@@ -84,6 +94,37 @@ def check_fuse_conf(settings: config.Settings, file: Path = Path("/etc/fuse.conf
         return Finding("fuse.conf", "ok", "allow-other is allowed")
     remedy = f"echo user_allow_other | sudo tee -a {file}"
     return Finding("fuse.conf", "failure", f"allow-other is set, {file} does not allow it", remedy)
+
+
+def check_mountpoint(place: Path) -> Finding:
+    """What fusermount3 asks of a directory before it mounts there for a user (its check_perm())."""
+    found, user = os.stat(place), _user()
+    if os.geteuid() == 0:
+        return Finding(str(place), "ok", "root may mount everywhere")
+    if not os.access(place, os.W_OK):
+        text = f"{user} may not write to it, and a user mounts only where that is allowed"
+        return Finding(str(place), "failure", text, f"sudo chown {user} {shlex.quote(str(place))}")
+    if found.st_mode & stat.S_ISVTX and found.st_uid != os.geteuid():
+        text = f"it is sticky, as /tmp is, and not {user}'s"
+        return Finding(str(place), "failure", text, f"mkdir {shlex.quote(f'{place}/cloud')}, and mount there")
+    return Finding(str(place), "ok", f"{user} may mount there")
+
+
+def check_mounting(place: Path, settings: config.Settings) -> None:
+    """Raises MountError with all that keeps the user from mounting there, and each remedy: nobody learns of them
+    one after the other.
+    """
+    found = (check_device(), check_fuse_conf(settings), check_mountpoint(place))
+    wrong = [f"{each.what}: {each.text}; do: {each.remedy}" for each in found if each.level == "failure"]
+    if wrong:
+        raise MountError(". ".join(wrong))
+
+
+def _user() -> str:
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
 
 
 def check_updatedb(file: Path = Path("/etc/updatedb.conf")) -> Finding:

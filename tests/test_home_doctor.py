@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -137,6 +138,13 @@ def test_allow_other_needs_fuse_conf(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert found.level == "failure"
     subprocess.run(["sh", "-c", found.remedy.replace("sudo ", "")], check=True, stdout=subprocess.DEVNULL)
     assert doctor.check_fuse_conf(wanted, file).level == "ok"
+
+
+def test_a_fusermount3_built_by_hand_has_a_fuse_conf_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/local/bin/{name}")
+    found = doctor.check_fuse_conf(config.resolve({"allow-other": "true"}))
+    assert found.remedy == "echo user_allow_other | sudo tee -a /usr/local/etc/fuse.conf"
 
 
 def test_a_mistyped_variable_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

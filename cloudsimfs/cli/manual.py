@@ -21,6 +21,9 @@ of /etc/fstab for a user's own mount, and for one that is made at boot on her be
   work  /home/me/cloud  fuse.cloudsimfs  user,noauto,_netdev                0 0
   work  /srv/cloud      fuse.cloudsimfs  setuid=me,allow_other,_netdev      0 0
 
+A mount in a user's name needs a directory that she may write to (sudo chown me /srv/cloud), and for allow_other a
+line user_allow_other in /etc/fuse.conf.
+
 A file manager shows the mount under its directory's name; x-gvfs-name=NAME in the options gives it another.
 Where the helpers of scripts/install-service --system are installed, umount(8) uploads what is pending first.
 """

@@ -15,6 +15,7 @@ from cloudsimfs.cli.base import main
 from cloudsimfs.cli.options import options, settings_of
 from cloudsimfs.cli.running import drain, mount_at_hand, read_status
 from cloudsimfs.daemon import notify_systemd, run_in_background
+from cloudsimfs.doctor import check_mounting
 from cloudsimfs.errors import ConfigError, MountError
 from cloudsimfs.journal import count_pending
 from cloudsimfs.logs import set_up_logging
@@ -53,6 +54,7 @@ def run_mount(directory: Path | None, words: tuple[str, ...], foreground: bool, 
     chosen = config.mount_config(settings, mount_options)
     _note_other_accounts(chosen.cache_dir)
     mountpoint.prepare(directory)
+    check_mounting(directory, settings)
     config.make_cache_dir(chosen.cache_dir)
     try:
         from cloudsimfs.mount import Mount  # loads libfuse: not for the other commands
