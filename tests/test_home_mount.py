@@ -79,7 +79,7 @@ def test_options_after_o_are_weaker_than_those_under_their_names(prepared: Mount
 
 
 def test_the_helper_of_mount_8(prepared: Mounted, profile: dict[str, str]) -> None:
-    """Called as mount(8) does it; scripts/install-service --system puts it into /sbin."""
+    """Called as mount(8) does it; cloudsimfs install-service --system puts it into /sbin."""
 
     def helper(name: str, *words: str) -> subprocess.CompletedProcess[str]:
         program = f"from cloudsimfs.cli.helper import {name}; {name}()"

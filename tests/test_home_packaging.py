@@ -40,7 +40,9 @@ def test_every_data_file_is_there() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     named = [file for files in project["tool"]["setuptools"]["data-files"].values() for file in files]
     assert len(named) == 2
-    for file in [*named, "cloudsimfs/py.typed", "README.md", "LICENSE"]:
+    unit = "cloudsimfs/cloudsimfs@.service"  # where `install-service` finds it, however the package was installed
+    assert Path(unit).name in project["tool"]["setuptools"]["package-data"]["cloudsimfs"]
+    for file in [*named, unit, "cloudsimfs/py.typed", "README.md", "LICENSE"]:
         assert (ROOT / file).is_file(), file
 
 

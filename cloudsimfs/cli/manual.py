@@ -25,7 +25,7 @@ A mount in a user's name needs a directory that she may write to (sudo chown me 
 line user_allow_other in /etc/fuse.conf.
 
 A file manager shows the mount under its directory's name; x-gvfs-name=NAME in the options gives it another.
-Where the helpers of scripts/install-service --system are installed, umount(8) uploads what is pending first.
+Where the helpers of cloudsimfs install-service --system are installed, umount(8) uploads what is pending first.
 """
 
 FILES = (

@@ -31,7 +31,7 @@ Examples:
   cloudsimfs mount ~/cloud --profile work --read-only
   cloudsimfs mount ~/cloud --url https://service.example --key-file license.json
   cloudsimfs mount ~/cloud -o ro,noexec,ttl=300
-  mount -t fuse.cloudsimfs work ~/cloud                  where scripts/install-service --system was run
+  mount -t fuse.cloudsimfs work ~/cloud                  where cloudsimfs install-service --system was run
 
 Returns with status 0 when the drive is there; else with 1 and the reason on stderr, or with 2 for a wrong setting.
 SIGUSR1 to the daemon writes its state into its log.

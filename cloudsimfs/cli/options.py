@@ -57,7 +57,7 @@ def _completion(words: tuple[str, ...]) -> Callable[[click.Context, click.Parame
     return lambda _context, _parameter, start: [word for word in words if word.startswith(start)]
 
 
-def _profile_names(_context: click.Context, _parameter: click.Parameter, start: str) -> list[str]:
+def profile_names(_context: click.Context, _parameter: click.Parameter, start: str) -> list[str]:
     try:
         return [name for name in profiles.names() if name.startswith(start)]
     except ConfigError:
@@ -68,6 +68,6 @@ def _profile(command: Command) -> Command:
     return click.option(
         "--profile",
         metavar="NAME",
-        shell_complete=_profile_names,
+        shell_complete=profile_names,
         help="The profile in config.toml that holds the settings.  [default: default]",
     )(command)
