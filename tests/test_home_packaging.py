@@ -46,6 +46,17 @@ def test_every_data_file_is_there() -> None:
         assert (ROOT / file).is_file(), file
 
 
+def test_the_page_on_a_package_index_needs_nothing_beside_it() -> None:
+    """An index has no images and files to show beside it."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    page = (ROOT / project["readme"]).read_text()
+    assert re.findall(r"\]\((?!https://)|<img|pip install", page) == []
+    commands = [line.split("#")[0].strip() for line in page.splitlines() if line.startswith("    ")]
+    assert len(commands) >= 4
+    readme = [line.split("#")[0].strip() for line in (ROOT / "README.md").read_text().splitlines()]
+    assert [each for each in commands if each not in readme] == []
+
+
 def test_the_version() -> None:
     done = cloudsimfs("--version")
     assert done.stdout == f"cloudsimfs, version {package.__version__}\n"
