@@ -12,7 +12,7 @@ from typing import Any
 
 import harness
 import pytest
-from harness import Mounted, Watchdog
+from harness import Mounted, Watchdog, patient
 from runs_harness import SHORT, Simulations
 
 from cloudsimfs.sandbox import Sandbox, Settings
@@ -35,7 +35,7 @@ def mount_base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     finally:
         assert reaper.stdin is not None
         reaper.stdin.close()
-        reaper.wait(timeout=30)
+        reaper.wait(timeout=patient(30))
 
 
 @pytest.fixture(params=["v1", "v2"])
@@ -54,7 +54,7 @@ def box() -> Iterator[Sandbox]:
         yield running
         assert running.key_leaks == []
     for thread in set(threading.enumerate()) - threads:
-        thread.join(timeout=20)  # those of a pool that was shut down are still ending
+        thread.join(timeout=patient(20))  # those of a pool that was shut down are still ending
     left = set(threading.enumerate()) - threads
     assert not left, f"threads left behind: {left}"
 

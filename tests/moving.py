@@ -13,6 +13,8 @@ import threading
 import time
 from pathlib import Path
 
+from shared_file import publish
+
 HOUR = 3600.0  # seconds
 LOOK = 0.05  # seconds between looks whether the clock was moved
 
@@ -27,7 +29,7 @@ class Ahead:
 
     def move(self, seconds: float) -> None:
         self.seconds += seconds
-        self._file.write_bytes(struct.pack("d", self.seconds))
+        publish(self._file, struct.pack("d", self.seconds))
 
 
 def wrap(file: Path) -> None:
@@ -37,8 +39,7 @@ def wrap(file: Path) -> None:
     wait = threading.Condition.wait
 
     def ahead() -> float:
-        found = file.read_bytes()
-        return float(struct.unpack("d", found)[0]) if len(found) == 8 else ahead()
+        return float(struct.unpack("d", file.read_bytes())[0])
 
     def monotonic(_: object = None) -> float:
         return time.monotonic() + ahead()

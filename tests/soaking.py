@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 import fsx
-from harness import ROOT, Mounted, Tree, errno_of, read_tree, record_versions, wait_until
+from harness import ROOT, Mounted, Tree, errno_of, patient, read_tree, record_versions, wait_until
 from workload import State, digest, state_at, stored_before
 
 from cloudsimfs.overlay import is_local_name
@@ -76,7 +76,7 @@ def work_and_kill(m: Mounted, seed: int, chance: random.Random) -> int:
     progress = m.path.with_name("progress")
 
     def done() -> int:
-        return int(progress.read_bytes() or b"0") if progress.exists() else 0
+        return int(progress.read_bytes()) if progress.exists() else 0
 
     command = [sys.executable, WORKLOAD, m.path, progress, str(seed), str(MOST)]
     enough = chance.randrange(1, MOST)
@@ -85,7 +85,7 @@ def work_and_kill(m: Mounted, seed: int, chance: random.Random) -> int:
         wait_until(lambda: done() >= enough or child.poll() is not None, "the workload goes on", timeout=60)
         time.sleep(chance.random() * 0.03)  # somewhere within an operation
         m.kill()
-        _, errors = child.communicate(timeout=60)
+        _, errors = child.communicate(timeout=patient(60))
     finally:
         child.kill()
         child.wait()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from conftest import MountFactory
-from harness import Mounted, need, read_tree, write_tree
+from harness import Mounted, need, patient, read_tree, write_tree
 
 from cloudsimfs.sandbox import Sandbox
 
@@ -84,7 +84,9 @@ def test_save_cat_list_mkdir(m: Mounted, case: Path, gio: Gio, tmp_path: Path) -
     assert gio("cat", case / "system/controlDict") == "endTime 100;\n"
     (tmp_path / "text").write_text("endTime 200;\n")
     for name in ("system/controlDict", "constant/polyMesh/points"):  # over an old file, and a new one
-        subprocess.run(["gio", "save", case / name], stdin=(tmp_path / "text").open("rb"), timeout=30, check=True)
+        subprocess.run(
+            ["gio", "save", case / name], stdin=(tmp_path / "text").open("rb"), timeout=patient(30), check=True
+        )
     stored = m.settle()
     assert stored["case/system/controlDict"] == stored["case/constant/polyMesh/points"] == b"endTime 200;\n"
     assert not [name for name in stored if "goutputstream" in name]

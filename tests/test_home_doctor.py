@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from conftest import MountFactory
-from harness import Mounted, client_environment, cloudsimfs
+from harness import Mounted, client_environment, cloudsimfs, patient
 
 from cloudsimfs import config, doctor, mountpoint
 from cloudsimfs.clock import ManualClock
@@ -177,7 +177,12 @@ def test_fix_unmounts_without_asking(mount: MountFactory) -> None:
     m = mount()
     m.kill()
     command = ["unshare", "--mount", "--propagation", "private", sys.executable, "-m", "cloudsimfs", "doctor"]
-    options: dict[str, Any] = {"capture_output": True, "text": True, "env": client_environment(), "timeout": 60}
+    options: dict[str, Any] = {
+        "capture_output": True,
+        "text": True,
+        "env": client_environment(),
+        "timeout": patient(60),
+    }
     done = subprocess.run([*command, "--offline", "--fix"], check=False, **options)
     assert f"{m.path}: its daemon died: unmounted" in done.stdout
     done = subprocess.run([*command, "--offline"], check=False, stdin=subprocess.DEVNULL, **options)

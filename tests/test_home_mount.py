@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness import ROOT, Mounted, client_environment, cloudsimfs, mounts_below, run, wait_until
+from harness import ROOT, Mounted, client_environment, cloudsimfs, mounts_below, patient, run, wait_until
 
 from cloudsimfs.sandbox import Sandbox
 
@@ -85,7 +85,7 @@ def test_the_helper_of_mount_8(prepared: Mounted, profile: dict[str, str]) -> No
         program = f"from cloudsimfs.cli.helper import {name}; {name}()"
         command = [sys.executable, "-c", program, *words]
         env = {**client_environment(), **profile}
-        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=patient(60), check=False)
 
     place = str(prepared.path)
     done = helper("mount", "work", place, "-o", "rw,nodev,_netdev,user,fsname=drive")

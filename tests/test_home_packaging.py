@@ -11,7 +11,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from harness import ROOT, cloudsimfs
+from harness import ROOT, cloudsimfs, patient
 
 import cloudsimfs as package
 from cloudsimfs import service
@@ -31,7 +31,7 @@ def test_the_manual_page_is_current() -> None:
 def test_the_manual_page_is_well_formed(command: list[str]) -> None:
     if shutil.which(command[0]) is None:
         pytest.skip(f"{command[0]} is not installed")
-    done = subprocess.run([*command, str(PAGE)], capture_output=True, text=True, check=False, timeout=30)
+    done = subprocess.run([*command, str(PAGE)], capture_output=True, text=True, check=False, timeout=patient(30))
     assert done.returncode == 0, done.stdout
     assert done.stderr == ""
 

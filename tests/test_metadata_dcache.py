@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from harness import wait_until
+from harness import patient, wait_until
 from world import Ticking
 
 from cloudsimfs import dcache as dcache_module
@@ -280,7 +280,7 @@ def test_an_answer_asked_for_before_an_invalidation_is_not_fresh(rigs: Callable[
         assert box.calls.wait(lambda calls: any(call.subject == "d" for call in calls))
         rig.dcache.invalidate("d")
         box.faults.remove(hang)
-        flying.result(timeout=20)
+        flying.result(timeout=patient(20))
     assert rig.calls(lambda: rig.names("d")) > 0
     assert rig.calls(lambda: rig.names("d")) == 0
 
@@ -300,9 +300,9 @@ def test_an_invalidation_elsewhere_does_not_disturb_an_answer_under_way(
         assert box.calls.wait(lambda calls: any(call.subject == "d" for call in calls))
         rig.dcache.invalidate("other")
         box.faults.remove(hang)
-        flying.result(timeout=20)
+        flying.result(timeout=patient(20))
         again = pool.submit(rig.dcache.listing, "d", since=asked)
-        assert rig.calls(lambda: again.result(timeout=20)) == 0
+        assert rig.calls(lambda: again.result(timeout=patient(20))) == 0
 
 
 # -- calls that fail --------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from conftest import MountFactory
-from harness import ROOT, errno_of, wait_until
+from harness import ROOT, errno_of, patient, wait_until
 from moving import Ahead
 
 from cloudsimfs.dcache import ANSWER
@@ -42,7 +42,7 @@ def test_an_unknown_listing_fails_in_time_and_is_there_once_it_has_come(
         calls = box.calls.api_count()
         assert os.listdir(m.path / "d") == ["x"], "what is known is served"
         clock.move(ANSWER + 1)
-        assert {each.result(timeout=20) for each in waiting} == {errno.ETIMEDOUT}
+        assert {each.result(timeout=patient(20)) for each in waiting} == {errno.ETIMEDOUT}
     assert box.calls.api_count() == calls, "all have waited for the same answer"
     box.faults.clear()
     wait_until(lambda: os.listdir(m.path / "never") == ["z"], "it has come")
@@ -75,6 +75,6 @@ def test_who_waits_can_be_interrupted(box: Sandbox, mount: MountFactory) -> None
         with subprocess.Popen(["ls", m.path / place], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as ls:
             wait_until(is_asked, "it is asked for")
             ls.send_signal(signal.SIGINT)
-            assert ls.wait(timeout=10) == -signal.SIGINT
+            assert ls.wait(timeout=patient(10)) == -signal.SIGINT
     box.faults.clear()
     assert os.listdir(m.path / "never") == ["z"]

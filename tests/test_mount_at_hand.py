@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from conftest import MountFactory
-from harness import Mounted, client_environment
+from harness import Mounted, client_environment, patient
 
 pytestmark = pytest.mark.parametrize("api", ["v1"])
 
@@ -28,7 +28,7 @@ def command(*arguments: str | Path, among: list[Mounted], cwd: Path | str = "/")
         env=client_environment(),
         stdin=subprocess.DEVNULL,
         text=True,
-        timeout=60,
+        timeout=patient(60),
         check=False,
     )
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from conftest import MountFactory
-from harness import Mounted, client_environment, cloudsimfs, processes_below
+from harness import Mounted, client_environment, cloudsimfs, patient, processes_below
 
 from cloudsimfs.sandbox import Sandbox
 
@@ -178,7 +178,9 @@ def test_a_value_the_parser_refuses(prepared: Mounted, option: str, value: str) 
 def test_a_relative_mount_point(box: Sandbox, prepared: Mounted) -> None:
     words: list[Any] = ["sh", "-c", 'cd "$0" && exec "$@"', prepared.path.parent]
     command = [sys.executable, "-m", "cloudsimfs", "mount", prepared.path.name, *map(str, _words(prepared)[2:])]
-    done = subprocess.run([*words, *command], capture_output=True, text=True, env=client_environment(), timeout=60)
+    done = subprocess.run(
+        [*words, *command], capture_output=True, text=True, env=client_environment(), timeout=patient(60)
+    )
     assert done.returncode == 0, done.stderr
     assert prepared.is_mounted()
     (prepared.path / "f").write_bytes(b"f")
@@ -207,6 +209,6 @@ def test_a_mount_in_the_foreground_ends_in_order_on_a_signal(box: Sandbox, prepa
         (prepared.path / "f").write_bytes(b"f")
         prepared.settle()
         process.terminate()
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=patient(30))
     assert "Traceback" not in errors
     assert not prepared.is_mounted()

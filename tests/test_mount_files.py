@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from conftest import MountFactory
-from harness import Mounted, errno_of, mode_of, read_tree, wait_until, write_tree
+from harness import Mounted, errno_of, mode_of, patient, read_tree, wait_until, write_tree
 
 from cloudsimfs.sandbox import Sandbox
 
@@ -191,7 +191,7 @@ def test_memory_maps_are_written(m: Mounted) -> None:
         "memory[0:5] = b'begin'; memory[9997:10000] = b'end'\n"
         "memory.flush(); memory.close()\n"
     )
-    subprocess.run([sys.executable, "-c", script, str(m.path / "f")], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", script, str(m.path / "f")], check=True, timeout=patient(60))
     assert m.settle() == {"f": b"begin" + bytes(9992) + b"end"}
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from conftest import MountFactory
-from harness import Mounted, Tree, client_environment, read_tree, write_tree
+from harness import Mounted, Tree, client_environment, patient, read_tree, write_tree
 
 from cloudsimfs.sandbox import CASES, Sandbox
 
@@ -198,7 +198,7 @@ def test_the_demo_shows_a_whole_session_and_leaves_nothing(tmp_path: Path) -> No
         env=client_environment() | {"TMPDIR": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=170,
+        timeout=patient(170),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "results read through the mount" in done.stdout

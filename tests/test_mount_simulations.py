@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from conftest import MountFactory
-from harness import errno_of, need, read_tree, run, wait_until
+from harness import errno_of, need, patient, read_tree, run, wait_until
 from runs_harness import LONG, SHORT, WORDS, Case, Simulations
 
 from cloudsimfs.sandbox import CASES, Sandbox
@@ -70,7 +70,7 @@ def test_from_a_shell(box: Sandbox, sims: Simulations) -> None:
     assert len(box.runs()) == 1
     script = "echo cpu=3 | tee .simulations/launch"
     command = ["sh", "-c", f'cd "$0" && {script}', str(sims.path.parent)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=patient(30), check=False)
     assert done.returncode != 0
     assert "Invalid argument" in done.stderr
 

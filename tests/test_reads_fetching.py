@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from harness import wait_until
+from harness import patient, wait_until
 
 from cloudsimfs import disk, fetching
 from cloudsimfs.content import Content
@@ -39,7 +39,7 @@ def content(box: Sandbox, tmp_path: Path) -> Iterator[Content]:
     client.close()
     for thread in threading.enumerate():
         if thread.name == "fetch":
-            thread.join(timeout=20)
+            thread.join(timeout=patient(20))
 
 
 def test_a_connection_that_hangs_is_given_up_and_tried_again(box: Sandbox, content: Content) -> None:

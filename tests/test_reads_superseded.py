@@ -6,7 +6,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from harness import wait_until
+from harness import patient, wait_until
 from world import Ticking, World
 
 from cloudsimfs.sandbox import Sandbox
@@ -33,7 +33,7 @@ def test_a_read_goes_on_in_the_copy(box: Sandbox, tmp_path: Path) -> None:
             handles.flush(second)
             box.faults.remove(hang)
             try:
-                assert reading.result(timeout=20) == len(buffer)
+                assert reading.result(timeout=patient(20)) == len(buffer)
             finally:
                 world.client.close()  # should it still be asking
         assert buffer == DATA[START : START + len(buffer)]

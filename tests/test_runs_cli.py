@@ -14,7 +14,7 @@ from subprocess import CompletedProcess
 
 import pytest
 from conftest import MountFactory
-from harness import ROOT, Mounted, client_environment, cloudsimfs, need, wait_until, write_key
+from harness import ROOT, Mounted, client_environment, cloudsimfs, need, patient, wait_until, write_key
 from runs_harness import LONG, SHORT, Simulations
 
 from cloudsimfs.sandbox import CASES, Sandbox
@@ -184,7 +184,7 @@ def test_which_mount_is_meant(box: Sandbox, mount: MountFactory) -> None:
     inside = f"cd {m.path}/deep && {sys.executable} -m cloudsimfs"
     done = subprocess.run(
         ["sh", "-c", f"{inside} launch er {' '.join(WORDS)} && {inside} wait er"],
-        capture_output=True, text=True, env=client_environment(), timeout=60, check=False,
+        capture_output=True, text=True, env=client_environment(), timeout=patient(60), check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert box.runs()[0]["folder"] == "deep/er"
@@ -228,7 +228,7 @@ def test_the_session(box: Sandbox, m: Mounted, tmp_path: Path) -> None:
     done = subprocess.run(
         ["bash", "-c", script],
         env={**client_environment(), "PATH": f"{tools}:{os.environ['PATH']}", "CASE": str(CASES / "heated-plate")},
-        capture_output=True, text=True, timeout=80, check=False,
+        capture_output=True, text=True, timeout=patient(80), check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "STOPPED" in done.stdout

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -64,10 +63,7 @@ class Rig:
             self.box.advance(STEP)
             self.clock.advance(STEP)
             self.poller._woken.set()  # to see at once that the pace has changed
-            deadline = time.monotonic() + 20.0
-            while self._is_due() or not self.clock.waiting:
-                assert time.monotonic() < deadline, "the poller does not do what is due"
-                time.sleep(0.001)
+            wait_until(lambda: not self._is_due() and self.clock.waiting, "the poller does what is due")
 
     def _is_due(self) -> bool:
         due = self.poller._due()

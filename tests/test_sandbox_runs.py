@@ -12,12 +12,13 @@ import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import requests
+from harness import patient, wait_until
 from rawapi import send
 
 import cloudsimfs.sandbox
@@ -68,20 +69,13 @@ def run_of(box: Sandbox, run_id: int) -> dict[str, Any]:
     return next(run for run in box.runs() if run["id"] == run_id)
 
 
-def wait(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.005)
-
-
 def wait_for(box: Sandbox, run_id: int, *statuses: int) -> dict[str, Any]:
-    wait(lambda: run_of(box, run_id)["status"] in statuses)
+    wait_until(lambda: run_of(box, run_id)["status"] in statuses, f"run {run_id} is in a state of {statuses}")
     return run_of(box, run_id)
 
 
 def wait_for_steps(box: Sandbox, run_id: int, count: int) -> None:
-    wait(lambda: run_of(box, run_id)["output"].count("\nstep ") >= count)
+    wait_until(lambda: run_of(box, run_id)["output"].count("\nstep ") >= count, f"it has made {count} steps")
 
 
 # -- life cycle -------------------------------------------------------------------------------------
@@ -143,17 +137,17 @@ def test_the_log_grows_and_sync_saves_while_it_runs(box: Sandbox) -> None:
     run_id = launch(box)
     wait_for_steps(box, run_id, 2)
     before = len(run_of(box, run_id)["output"])
-    wait(lambda: len(run_of(box, run_id)["output"]) > before)
+    wait_until(lambda: len(run_of(box, run_id)["output"]) > before, "the log grows")
     assert box.paths() == ["case/heat.ini"]
     assert call(box, 1, "PUT", f"/{run_id}/sync", {"signal": "SIGQUIT"}).status_code == 200
-    wait(lambda: "case/results/temperature.png" in box.paths())
+    wait_until(lambda: "case/results/temperature.png" in box.paths(), "the results are saved")
     lines = run_of(box, run_id)["output"].count("\n")
-    wait(lambda: run_of(box, run_id)["output"].count("\n") > lines)
+    wait_until(lambda: run_of(box, run_id)["output"].count("\n") > lines, "the log grows again")
     assert run_of(box, run_id)["status"] == RUNNING
     assert run_of(box, run_id)["output"].count("sync: results written") == 1
     fields = set(box.paths())
     assert call(box, 2, "PUT", f"/sync/{run_id}").status_code == 200
-    wait(lambda: set(box.paths()) > fields)
+    wait_until(lambda: set(box.paths()) > fields, "the second save has written newer results")
     assert len(run_of(box, run_id)["images"]) == 2
 
 
@@ -325,7 +319,7 @@ def test_the_shipped_case_is_complete_and_runs(tmp_path: Path) -> None:
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": root},
         capture_output=True,
-        timeout=30,
+        timeout=patient(30),
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, b"")
@@ -338,7 +332,7 @@ def test_the_solver_imports_no_third_party_module() -> None:
         [sys.executable, "-c", code],
         env={**os.environ, "PYTHONPATH": root},
         capture_output=True,
-        timeout=30,
+        timeout=patient(30),
         check=True,
     )
     assert done.stdout == b"[]\n"

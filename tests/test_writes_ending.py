@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import pytest
 from conftest import MountFactory
-from harness import Mounted, client_environment, run, wait_until, write_tree
+from harness import Mounted, client_environment, patient, run, wait_until, write_tree
 
 from cloudsimfs.sandbox import Sandbox
 
@@ -63,7 +63,7 @@ def test_umount_can_be_interrupted(box: Sandbox, mount: MountFactory) -> None:
         while not re.search(rb"\D[1-9]\d?%", shown):
             shown += os.read(terminal, 1000)
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=20) == 130
+        assert process.wait(timeout=patient(20)) == 130
         assert process.stderr is not None
         told = process.stderr.read().decode()
     os.close(terminal)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import wait_until
+from harness import patient, wait_until
 from world import storage_side
 
 from cloudsimfs import changes
@@ -76,7 +76,7 @@ def test_an_upload_survives_a_full_disk_at_its_start(
         fail_once(monkeypatch, Content, "acquire", lambda _: threading.current_thread().name.startswith(workers))
     write_file(files, "f", b"bytes")
     wait_until(lambda: nothing_waits(files), "nothing is pending any more")
-    files.writeback.drain(timeout=30)  # says that all is stored
+    files.writeback.drain(timeout=patient(30))  # says that all is stored
     assert box.files() == {"f": b"bytes"}
 
 
@@ -108,7 +108,7 @@ def test_a_file_can_be_stored_after_its_close_failed(
     files.handles.write(fh, b"second", 0)
     files.handles.flush(fh)
     files.handles.release(fh)
-    files.writeback.drain(timeout=30)
+    files.writeback.drain(timeout=patient(30))
     assert box.files() == {"f": b"second"}
 
 
@@ -121,7 +121,7 @@ def test_an_unlink_that_failed_deletes_nothing(box: Sandbox, files: Any) -> None
     assert files.tree.getattr("f").size == 5, "it is there as before"
     assert nothing_waits(files)
     changes.unlink(files.tree, "f")
-    files.writeback.drain(timeout=30)
+    files.writeback.drain(timeout=patient(30))
     assert box.files() == {}
 
 
@@ -134,7 +134,7 @@ def test_an_unlink_that_failed_leaves_the_upload_of_the_file(box: Sandbox, files
         changes.unlink(files.tree, "f")
     unwritable(files, yes=False)
     box.faults.remove(fault)
-    files.writeback.drain(timeout=20)
+    files.writeback.drain(timeout=patient(20))
     assert box.files() == {"f": b"bytes"}
 
 
@@ -145,7 +145,7 @@ def test_a_file_that_could_not_be_made_is_not_there(files: Any) -> None:
     unwritable(files, yes=False)
     assert files.tree.readdir("") == []
     write_file(files, "f", b"bytes")
-    files.writeback.drain(timeout=30)
+    files.writeback.drain(timeout=patient(30))
 
 
 def test_what_a_failed_write_has_left_beyond_the_end_is_not_uploaded(box: Sandbox, files: Any) -> None:
@@ -156,7 +156,7 @@ def test_what_a_failed_write_has_left_beyond_the_end_is_not_uploaded(box: Sandbo
     reader = files.handles.open("f", os.O_RDONLY)  # nothing trims the file while it is open
     files.handles.flush(fh)
     files.handles.release(fh)
-    files.writeback.drain(timeout=30)
+    files.writeback.drain(timeout=patient(30))
     files.handles.release(reader)
     assert box.files() == {"f": b"accepted"}
 
@@ -190,7 +190,7 @@ def test_a_rename_that_failed_deletes_nothing(box: Sandbox, files: Any, is_open:
         rename(files.tree, "f", "g")
     unwritable(files, yes=False)
     assert files.tree.getattr("f").size == 5
-    files.writeback.drain(timeout=30)
+    files.writeback.drain(timeout=patient(30))
     assert box.files()["f"] == b"bytes"
     if reader is not None:
         files.handles.release(reader)
@@ -269,6 +269,6 @@ def test_a_rename_that_failed_has_changed_nothing(
     assert names[0] not in after
     if "fuse_hidden" in names[1]:
         changes.unlink(files.tree, names[1])  # as libfuse does when it is closed
-    files.writeback.drain(timeout=20)
+    files.writeback.drain(timeout=patient(20))
     kept = {path: node[3] for path, node in after.items() if node[3] is not None and not is_local_name(path)}
     wait_until(lambda: box.files() == kept, "the service has what is shown", timeout=10)

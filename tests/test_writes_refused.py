@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from harness import wait_until
+from harness import patient, wait_until
 from world import storage_side
 
 from cloudsimfs import changes, deletes
@@ -59,7 +59,7 @@ def test_refused_deletes_do_not_cost_the_hours_calls(box: Sandbox, files: _Files
     assert all(job.due - clock.monotonic() > 50 for job in files.writeback.pending()), "again in minutes"
     assert names(files) == ["kept"]
     box.faults.clear()
-    files.writeback.drain(timeout=30)
+    files.writeback.drain(timeout=patient(30))
     assert box.paths() == ["kept"]
 
 
@@ -73,18 +73,18 @@ def test_a_delete_that_stays_refused_is_given_up(box: Sandbox, files: _Files, cl
     changes.rmdir(files.tree, "d")
     for _ in range(2):
         with pytest.raises(TryAgain, match="it is locked"):
-            files.writeback.drain(timeout=30)
+            files.writeback.drain(timeout=patient(30))
         wait_until(lambda: all(job.error for job in files.writeback.pending()), "all have been tried")
         assert names(files) == []
         clock.ahead += 400.0
-    files.writeback.drain(timeout=30)
+    files.writeback.drain(timeout=patient(30))
     assert names(files) == ["d", "f"]
     assert [name for name, _ in files.tree.readdir("d")] == ["x"]
     assert sorted(files.writeback.deletes.given_up()) == ["d", "f"]
     assert list(files.journal.gone()) == []
     box.faults.remove(fault)
     changes.unlink(files.tree, "f")
-    files.writeback.drain(timeout=30)
+    files.writeback.drain(timeout=patient(30))
     assert (box.paths(), list(files.writeback.deletes.given_up())) == (["d/x"], ["d"])
 
 
@@ -96,5 +96,5 @@ def test_a_refused_delete_of_what_is_gone_is_done(box: Sandbox, files: _Files) -
     changes.unlink(files.tree, "f")
     box.remove("f")
     box.faults.add("delete", "status", status=403, body='{"errors": ["A technical problem has occurred."]}')
-    files.writeback.drain(timeout=30)
+    files.writeback.drain(timeout=patient(30))
     assert files.writeback.pending() == []

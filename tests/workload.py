@@ -16,6 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from shared_file import publish
+
 Tree = dict[str, bytes]
 NAMES = "abc"
 LARGEST = 400_000  # bytes
@@ -272,11 +274,10 @@ def digest(data: bytes) -> str:
 def main() -> None:
     top, progress, seed, count = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
     workload = Workload(seed)
-    with open(progress, "wb", buffering=0) as notes:
-        for done in range(1, count + 1):
-            operation = workload.next()
-            operation.act(top)
-            os.pwrite(notes.fileno(), b"%d" % done, 0)
+    for done in range(1, count + 1):
+        operation = workload.next()
+        operation.act(top)
+        publish(progress, b"%d" % done)
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ class CallLog:
         with self._changed:
             self._calls.clear()
 
-    def wait(self, condition: Callable[[list[Call]], bool], timeout: float = 20.0) -> bool:
+    def wait(self, condition: Callable[[list[Call]], bool], timeout: float = 60.0) -> bool:
         """Wait until `condition` holds for the log; False after `timeout` real seconds."""
         with self._changed:
             return self._changed.wait_for(lambda: condition(self._calls), timeout)
