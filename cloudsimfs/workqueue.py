@@ -81,14 +81,15 @@ class WorkQueue:
             self._threads.append(thread)
 
     def stop(self, *, timeout: float) -> None:
-        """Call off what runs and end the workers, waiting for each at most `timeout` seconds."""
+        """Call off what runs and end the workers, waiting for all of them together at most `timeout` seconds."""
         with self.lock:
             self._stopping = True
             for job in self._running.values():
                 job.cancelled = True
             self.lock.notify_all()
+        deadline = self._clock.monotonic() + timeout
         for thread in self._threads:
-            thread.join(timeout=timeout)
+            thread.join(timeout=max(0.0, deadline - self._clock.monotonic()))
 
     # -- what is pending ---------------------------------------------------------------------------------
 

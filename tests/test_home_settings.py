@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from harness import client_environment, cloudsimfs, run, wait_until, write_key
+from harness import client_environment, cloudsimfs, patient, run, wait_until, write_key
 
 from cloudsimfs import config, mountoptions, profiles
 from cloudsimfs.cli import main
@@ -399,7 +399,7 @@ class Terminal:
         while self._read():
             pass
         os.close(self._end)
-        return self._process.wait(30)
+        return self._process.wait(patient(30))
 
     def _read(self) -> str:
         ready, _, _ = select.select([self._end], [], [], 30)
@@ -430,7 +430,7 @@ def test_interrupting_a_question_is_130(tmp_path: Path) -> None:
         """Ctrl-C again and again: Python does not see one that comes just before it waits for the answer."""
         process.send_signal(signal.SIGINT)  # the new session has no controlling terminal to do that
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(10)
+            process.wait(patient(10))
         return process.poll() is not None
 
     wait_until(has_ended, "the command ends")

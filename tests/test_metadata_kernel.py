@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from harness import wait_until
+from harness import patient, wait_until
 
 from cloudsimfs import kernel
 from cloudsimfs.kernel import KernelCache
@@ -25,7 +25,7 @@ class Library:
         self.fuse_get_context: Any = lambda: context
 
     def fuse_invalidate_path(self, _fuse: ctypes.c_void_p, path: bytes) -> None:
-        assert self.may_tell.wait(20)
+        assert self.may_tell.wait(patient(20))
         self.told.append(path)
 
 
@@ -46,7 +46,7 @@ def cache(library: Library) -> Iterator[KernelCache]:
     library.may_tell.set()
     made.stop()
     for thread in set(threading.enumerate()) - threads:
-        thread.join(20)
+        thread.join(patient(20))
 
 
 @pytest.fixture(autouse=True)

@@ -118,7 +118,7 @@ def held_fills(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Even
     def held(fd: int, data: memoryview, offset: int) -> None:
         if threading.current_thread().name == "fetch":
             reached.set()
-            assert go_on.wait(10)
+            assert go_on.wait(patient(10))
         write(fd, data, offset)
 
     monkeypatch.setattr("cloudsimfs.content.write_all", held)
@@ -132,7 +132,7 @@ def test_a_write_waits_for_the_fill_below_it(content: Content, monkeypatch: pyte
     with held_fills(monkeypatch) as (reached, go_on):
         reader = threading.Thread(target=content.read, args=(0, 65536))
         reader.start()
-        assert reached.wait(10)
+        assert reached.wait(patient(10))
         writer = threading.Thread(target=content.write, args=(b"mine", 1000))
         writer.start()
         content.write(b"mine", len(DATA) - 4)  # elsewhere nothing waits
@@ -153,7 +153,7 @@ def test_a_fill_keeps_the_descriptor_of_a_closed_file(content: Content, monkeypa
     with held_fills(monkeypatch) as (reached, go_on):
         with pytest.raises(Cancelled):
             content.read(0, 65536, lambda: True)
-        assert reached.wait(10)
+        assert reached.wait(patient(10))
         content.release()
         assert is_open()
         go_on.set()

@@ -147,7 +147,7 @@ def test_a_hard_stop_asks_on_a_terminal(box: Sandbox, mount: MountFactory) -> No
             arguments, stdin=terminal, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=client_environment()
         ) as process:
             os.write(leader, answer)
-            status = process.wait(60)
+            status = process.wait(patient(60))
         os.close(leader)
         os.close(terminal)
         return status

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from conftest import MountFactory
-from harness import Mounted, cloudsimfs, wait_until
+from harness import Mounted, cloudsimfs, patient, wait_until
 from runs_harness import SHORT, WORDS, Simulations
 
 from cloudsimfs.sandbox import Sandbox
@@ -31,7 +31,7 @@ def killed_while(m: Mounted, condition: Callable[[], object]) -> None:
         try:
             wait_until(condition, "the launch is so far")
             m.kill()
-            assert shell.wait(20) != 0
+            assert shell.wait(patient(20)) != 0
         finally:
             shell.kill()
 

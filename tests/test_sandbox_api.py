@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import requests
+from harness import patient
 from rawapi import send
 
 import cloudsimfs.sandbox
@@ -331,7 +332,7 @@ def test_in_the_foreground_until_a_signal(tmp_path: Path) -> None:
         url = process.stdout.readline().decode().strip()
         assert requests.get(f"{url}/api/v1/storage?api_key=k", timeout=10).json() == []
         process.terminate()
-        assert process.wait(10) == 0
+        assert process.wait(patient(10)) == 0
     assert (tmp_path / "index.json").exists()
 
 

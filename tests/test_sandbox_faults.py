@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import requests
+from harness import patient
 from rawapi import send
 
 from cloudsimfs.sandbox import Fault, Sandbox
@@ -99,7 +100,7 @@ def test_hang_until_removed(box: Sandbox) -> None:
     assert call(box, path="/storage/0/list").status_code == 200
     assert answers == []
     box.faults.remove(fault)
-    caller.join(10)
+    caller.join(patient(10))
     assert answers == [200]
 
 
@@ -110,7 +111,7 @@ def test_close_ends_what_hangs() -> None:
     caller.start()
     assert box.calls.wait(lambda calls: len(calls) == 1)
     box.close()
-    caller.join(10)
+    caller.join(patient(10))
     assert not caller.is_alive()
 
 

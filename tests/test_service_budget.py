@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from harness import patient
 
 from cloudsimfs.clock import ManualClock
 from cloudsimfs.errors import BudgetSpent, Cancelled
@@ -192,7 +193,7 @@ def test_waiting_ends_with_stop(waiting: Account) -> None:
             assert not waiter.done()
         waiting.stop.set()
         with pytest.raises(Cancelled):
-            waiter.result(10)
+            waiter.result(patient(10))
 
 
 def test_a_deadline_bounds_the_background_too() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness import patient
 
 from cloudsimfs.clock import ManualClock
 from cloudsimfs.errors import (
@@ -599,7 +600,7 @@ def test_one_client_serves_many_threads(client: Client, box: Sandbox) -> None:
     with ThreadPoolExecutor(32) as pool:
         listings = [pool.submit(client.list_directory, 0, "") for _ in range(32)]
         assert b"".join(pool.map(part, range(64))) == TREE["case/sub/deep.bin"]
-        assert {len(each.result(30)) for each in listings} == {2}
+        assert {len(each.result(patient(30))) for each in listings} == {2}
     assert box.calls.counts()["object-get"] == 64
     state = client.budget.snapshot()
     assert state.used == state.calls == box.calls.api_count()

@@ -6,6 +6,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from harness import patient
 
 from cloudsimfs.clock import Clock, ForwardClock, ManualClock, SystemClock
 
@@ -33,10 +34,10 @@ def test_a_manual_clock_moves_by_hand() -> None:
         while clock.waiting < 2:
             assert not sleeper.done()
         clock.advance(60)
-        sleeper.result(10)
+        sleeper.result(patient(10))
         assert not waiter.done()
         event.set()
-        assert waiter.result(10)
+        assert waiter.result(patient(10))
     assert (clock.now(), clock.monotonic()) == (160.0, 60.0)
 
 

@@ -6,10 +6,10 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from harness import wait_until
+from harness import patient, wait_until
 
 from cloudsimfs import workqueue
-from cloudsimfs.clock import SystemClock
+from cloudsimfs.clock import ManualClock, SystemClock
 from cloudsimfs.errors import ServerFault
 from cloudsimfs.workqueue import Job, WorkQueue, retry_pause
 
@@ -36,7 +36,26 @@ def test_a_job_that_fails_for_days_does_not_end_the_workers(
     queue.put(Job("delete", "a", fails), delay=0.0)
     wait_until(lambda: not queue.pending(), "it ends well at last")
     queue.put(Job("upload", "b", lambda job: done.set()), delay=0.0)
-    assert done.wait(5), "no worker is left"
+    assert done.wait(patient(5)), "no worker is left"
+
+
+def test_an_end_waits_once_for_all_that_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, stuck = ManualClock(), threading.Event()
+    queue = WorkQueue(clock=clock, workers=8, name="test")
+    queue.start()
+
+    def hang(_: Job) -> None:
+        stuck.wait()
+
+    for number in range(8):
+        queue.put(Job("upload", f"{number}", hang), delay=0.0)
+    wait_until(lambda: all(job.running for job in queue.pending()), "all are stuck")
+    started = clock.monotonic()
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "join", lambda _, timeout: clock.advance(timeout))
+        queue.stop(timeout=5)
+    stuck.set()
+    assert clock.monotonic() - started == 5
 
 
 def test_pauses_grow_to_a_bound() -> None:
