@@ -25,6 +25,8 @@ def mount_base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The directory all mounts of the session lie below; empty of mounts and daemons at the end."""
     if not os.path.exists("/dev/fuse"):
         pytest.skip("/dev/fuse is missing: load the kernel module `fuse` or allow the device in the container")
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        pytest.skip("you may not open /dev/fuse: sudo chmod 0666 /dev/fuse")
     harness.need("fusermount3")
     base = tmp_path_factory.mktemp("mounts")
     reaper = harness.start_reaper(base)
