@@ -10,11 +10,17 @@ from cloudsimfs.errors import Invalid, NameTooLong
 
 ROOT = ""
 NAME_MAX = 255  # bytes in one name, as on ext4
+LONGEST_CHARACTER = 4  # bytes, in UTF-8
 
 
 def from_kernel(path: str) -> str:
-    """`/a/b` as the kernel hands it over to `a/b`."""
-    return path.strip("/")
+    """`/a/b` as the kernel hands it over to `a/b`. Raises NameTooLong: FUSE itself lets names of 1024 bytes pass."""
+    path = path.strip("/")
+    if len(path) > NAME_MAX // LONGEST_CHARACTER:  # looked at for every call
+        for part in path.split("/"):
+            if not _fits(part):
+                raise NameTooLong(f"{part[:40]!r}...: a name may have at most {NAME_MAX} bytes")
+    return path
 
 
 def join(directory: str, name: str) -> str:
@@ -50,20 +56,23 @@ def is_safe_name(name: str) -> bool:
 
     Refused: empty, `.`, `..`, `/` or NUL inside, lone surrogates, more than 255 bytes.
     """
-    if name in ("", ".", "..") or "/" in name or "\0" in name:
-        return False
-    try:
-        return len(name.encode("utf-8")) <= NAME_MAX
-    except UnicodeEncodeError:
-        return False
+    return name not in ("", ".", "..") and "/" not in name and "\0" not in name and _is_utf8(name) and _fits(name)
 
 
 def check_new_name(path: str) -> None:
-    """Refuse a name that cannot be stored. Raises NameTooLong, or Invalid if it is not UTF-8."""
+    """Refuse a name that cannot be stored. Raises Invalid if it is not UTF-8."""
     last = name(path)
+    if not _is_utf8(last):
+        raise Invalid(f"{last!r}: the service stores UTF-8 names only; rename the file first")
+
+
+def _is_utf8(name: str) -> bool:
     try:
-        size = len(last.encode("utf-8"))
+        name.encode("utf-8")
     except UnicodeEncodeError:
-        raise Invalid(f"{last!r}: the service stores UTF-8 names only; rename the file first") from None
-    if size > NAME_MAX:
-        raise NameTooLong(f"{last[:40]!r}...: a name may have at most {NAME_MAX} bytes")
+        return False
+    return True
+
+
+def _fits(name: str) -> bool:
+    return len(name.encode("utf-8", "surrogateescape")) <= NAME_MAX
