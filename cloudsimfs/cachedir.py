@@ -10,15 +10,18 @@ The directory is 0700, its files 0600. Threading: none of its own.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import os
+import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from cloudsimfs import rangelog
 from cloudsimfs.disk import disk_usage
-from cloudsimfs.errors import MountError
+from cloudsimfs.errors import ConfigError, Crashed, MountError, ServiceError
 from cloudsimfs.journal import Journal
 from cloudsimfs.rangelog import Record, Version
 from cloudsimfs.ranges import RangeSet
@@ -42,6 +45,45 @@ def clear(directory: Path) -> int:
                 freed += disk_usage(file)
                 file.unlink()
         return freed
+    finally:
+        os.close(lock)
+
+
+@contextlib.contextmanager
+def provisional(directory: Path, *, log_file: Path | None = None) -> Iterator[None]:
+    """Take an account's directory away again if what had to make it fails: a mistyped key or address leaves no trace.
+
+    What was there before stays, and so does what holds anything of the user's. `log_file` goes with the directory, if
+    its own had to be made, too.
+    """
+    made = [directory, *directory.parents, *([] if log_file is None else [log_file.parent, *log_file.parent.parents])]
+    made = [each for each in made if not each.exists()]
+    try:
+        yield
+    except (ConfigError, MountError, ServiceError) as error:
+        if directory in made and not isinstance(error, Crashed) and _removed(directory):
+            if log_file is not None and log_file.parent in made:
+                log_file.unlink(missing_ok=True)
+            for each in made:
+                with contextlib.suppress(OSError):  # somebody else has put something there
+                    each.rmdir()
+        raise
+
+
+def _removed(directory: Path) -> bool:
+    """Remove a directory in which nothing waits and that nobody uses; whether it is gone."""
+    if not directory.is_dir():
+        return True
+    try:
+        lock = lock_directory(directory)
+    except MountError:
+        return False
+    try:
+        with contextlib.closing(Journal(directory / "journal.db")) as journal:
+            if not journal.is_empty() or any((directory / "data").glob("*")):
+                return False
+        shutil.rmtree(directory, ignore_errors=True)
+        return True
     finally:
         os.close(lock)
 
@@ -80,6 +122,21 @@ def lock_directory(directory: Path) -> int:
             f"{directory}: in use by another mount of this account; unmount it or give --cache-dir"
         ) from None
     return fd
+
+
+def is_mounted(directory: Path) -> bool:
+    """Whether a mount uses the directory now."""
+    try:
+        fd = os.open(directory / "lock", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
 
 
 def key_of(version: Version) -> str:

@@ -120,10 +120,15 @@ def resolve(given: Mapping[str, str | None], profile: str | None = None, *, new:
     """
     found = profiles.read(profile or os.environ.get(PROFILE_VARIABLE) or None)
     if not found.known and not new and found.name != profiles.DEFAULT:
-        hint = near(found.name, profiles.names()) or f"; make it: cloudsimfs login --profile {found.name}"
-        raise ConfigError(f"profile {found.name}: not in {profiles.config_file()}{hint}")
+        raise unknown_profile(found.name, f"; make it: cloudsimfs login{profiles.option(found.name)}")
     values = {name: _value(row, given.get(name), found.given.get(name)) for name, row in SETTINGS.items()}
     return Settings(found.name, values)
+
+
+def unknown_profile(name: str, remedy: str = "") -> ConfigError:
+    """That there is none of this name; `remedy` if none is called alike, either."""
+    hint = near(name, profiles.names()) or remedy
+    return ConfigError(f"profile {name}: not in {profiles.config_file()}{hint}")
 
 
 def _value(row: Setting, option: str | None, in_file: profiles.Given | None) -> Value:
@@ -164,16 +169,16 @@ def mount_config(settings: Settings, mount_options: tuple[str, ...]) -> Config:
 
 def account(settings: Settings) -> Account:
     """The address and the key that the settings lead to. Makes no call."""
-    url = settings["url"]
+    url, login = settings["url"], f"cloudsimfs login{profiles.option(settings.profile)}"
     if url is None:
-        raise ConfigError("no service address: give --url URL, set CLOUDSIMFS_URL, or run `cloudsimfs login` once")
+        raise ConfigError(f"no service address: give --url URL, set CLOUDSIMFS_URL, or run `{login}` once")
     url = check_base_url(url)
     named = settings.values["key-file"]
     found = keys.find(settings.profile, named.value, of_profile=named.of_profile)
     if found is None:
         raise ConfigError(
-            f"no API key for {url}: run `cloudsimfs login`, give --key-file FILE (the key, or the service's license "
-            f"file), or set {keys.VARIABLE}"
+            f"no API key for {url}: run `{login}`, give --key-file FILE (the key, or the service's license file), "
+            f"or set {keys.VARIABLE}"
         )
     if found.stored:
         _check_address(settings, found)

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from cloudsimfs import config, keys, mountpoint
+from cloudsimfs import config, keys, mountpoint, profiles
+from cloudsimfs.cachedir import is_mounted
 from cloudsimfs.errors import CloudsimfsError, ConfigError, KeyRefused, MountError
 from cloudsimfs.journal import count_pending
 from cloudsimfs.service import Client, Entry
@@ -153,9 +154,9 @@ def check_environment() -> Finding:
 
 
 def check_mounts() -> Iterator[Finding]:
-    places = mountpoint.all_mounts()
+    places = mountpoint.our_mounts()
     if not places:
-        yield Finding("mounts", "ok", "nothing is mounted")
+        yield Finding("mounts", "ok", "nothing of yours is mounted")
     for place in places:
         state = mountpoint.state(place)
         if state == "ok":
@@ -179,7 +180,8 @@ def check_disk(settings: config.Settings) -> Finding:
     free = shutil.disk_usage(there).free
     text = f"{free / 2**30:.1f} GiB free for {place}"
     if free < LOW_DISK:
-        return Finding("disk", "warning", f"{text}: writing will soon fail", "cloudsimfs cache clear, or --cache-dir")
+        remedy = f"cloudsimfs cache clear{profiles.option(settings.profile)}, or --cache-dir"
+        return Finding("disk", "warning", f"{text}: writing will soon fail", remedy)
     return Finding("disk", "ok", text)
 
 
@@ -188,8 +190,18 @@ def check_pending(settings: config.Settings) -> Finding:
     waiting = {place: count for place in places if (count := count_pending(place / "journal.db"))}
     if not waiting:
         return Finding("pending", "ok", "everything written is on the service")
-    text = ", ".join(f"{count} files in {place}" for place, count in waiting.items())
-    return Finding("pending", "warning", f"not on the service yet: {text}", "mount that account; do not delete them")
+    left = {place: count for place, count in waiting.items() if not is_mounted(place)}
+    if left:
+        text = ", ".join(f"{_files(count)} in {place}" for place, count in left.items())
+        remedy = "mount that account; do not delete them"
+        return Finding("pending", "warning", f"not on the service yet: {text}", remedy)
+    text = ", ".join(f"{_files(count)} in {place}, which is mounted," for place, count in waiting.items())
+    are = "is" if sum(waiting.values()) == 1 else "are"
+    return Finding("pending", "ok", f"{text} {are} to be uploaded; `cloudsimfs status` says how far it is")
+
+
+def _files(count: int) -> str:
+    return f"{count} file{'' if count == 1 else 's'}"
 
 
 # -- the account -----------------------------------------------------------------------------------------------
@@ -199,17 +211,23 @@ def check_account(settings: config.Settings) -> Finding:
     try:
         owner = config.account(settings)
     except ConfigError as error:
-        return Finding("account", "failure", str(error), "cloudsimfs login")
+        return Finding("account", "failure", str(error), _login(settings))
     return Finding("account", "ok", f"{owner.url}, key from {owner.key_source}")
 
 
-def check_service(client: Client, *, now: Callable[[], float] = time.time) -> Iterator[Finding]:
+def _login(settings: config.Settings) -> str:
+    return f"cloudsimfs login{profiles.option(settings.profile)}"
+
+
+def check_service(
+    client: Client, settings: config.Settings, *, now: Callable[[], float] = time.time
+) -> Iterator[Finding]:
     """Ask the service: the version and all entries, which prove the address, the key and the clock, too."""
     try:
         version = client.version
         entries = client.list_all()
     except KeyRefused as error:
-        yield Finding("service", "failure", f"it does not accept the key: {error}", "cloudsimfs login")
+        yield Finding("service", "failure", f"it does not accept the key: {error}", _login(settings))
         return
     except CloudsimfsError as error:
         yield Finding("service", "failure", str(error), "check --url and the network; is a proxy needed?")

@@ -3,6 +3,7 @@
     CloudsimfsError                 EIO           something of ours failed; the text says what and the remedy
     |-- ConfigError                 EINVAL        a setting or file the user gave is wrong
     |-- MountError                  EIO           the mount could not be made or ended
+    |   `-- Crashed                 EIO           by a fault of ours: the log says more
     |-- FsError                     EIO           what a filesystem call is answered with
     |   |-- NotFound                ENOENT        definitely absent (never: "could not look")
     |   |-- Exists                  EEXIST
@@ -56,6 +57,10 @@ class ConfigError(CloudsimfsError):
 
 
 class MountError(CloudsimfsError):
+    errno = errno.EIO
+
+
+class Crashed(MountError):
     errno = errno.EIO
 
 

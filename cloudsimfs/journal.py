@@ -141,6 +141,10 @@ class Journal:
     def close(self) -> None:
         self._db.close()
 
+    def is_empty(self) -> bool:
+        """Whether nothing is recorded that is only here."""
+        return not (self.files() or self.drafts() or self.folders() or self.gone() or self.launches())
+
     def transaction(self) -> AbstractContextManager[None]:
         """All or nothing of what this thread saves inside, and of what it has said in `if_undone`; nests. The lock is
         taken at its end only.

@@ -44,8 +44,12 @@ def prepare(mountpoint: Path) -> None:
         unmount(mountpoint, lazy=True)
         prepare(mountpoint)
         return
-    if mount_type(mountpoint) is not None:
+    kind = mount_type(mountpoint)
+    if kind == FS_TYPE:
         raise MountError(f"{mountpoint}: already mounted; `cloudsimfs umount {mountpoint}` unmounts it")
+    if kind is not None:
+        what = "the root of this machine's files" if str(mountpoint) == "/" else f"a {kind} is mounted there"
+        raise MountError(f"{mountpoint}: {what}; mount on an empty directory: mkdir ~/cloud")
     if names:
         raise MountError(f"{mountpoint}: not empty ({names[0]!r} is in it); mount on an empty directory")
 
@@ -54,19 +58,31 @@ def mount_type(mountpoint: Path) -> str | None:
     """The type of what is mounted exactly there, None if nothing is. Touches no filesystem."""
     wanted = os.path.realpath(mountpoint.parent) + "/" + mountpoint.name if mountpoint.name else str(mountpoint)
     found = None
-    with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as mounts:
-        for line in mounts:
-            fields = line.split()
-            if _unescape(fields[1]) in (wanted, str(mountpoint)):
-                found = fields[2]  # the last one lies on top
+    for _, place, kind, *_ in _mounts():
+        if _unescape(place) in (wanted, str(mountpoint)):
+            found = kind  # the last one lies on top
     return found
 
 
 def all_mounts() -> list[Path]:
     """Where this filesystem is mounted, as far as we can see. Touches no filesystem."""
+    return [Path(_unescape(place)) for _, place, kind, *_ in _mounts() if kind == FS_TYPE]
+
+
+def our_mounts() -> list[Path]:
+    """Those of them that this user has made."""
+    user = f"user_id={os.getuid()}"
+    return [
+        Path(_unescape(place))
+        for _, place, kind, options, *_ in _mounts()
+        if kind == FS_TYPE and user in options.split(",")
+    ]
+
+
+def _mounts() -> list[list[str]]:
+    """Source, place, type and options of each mount, as proc_pid_mounts(5) has them."""
     with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as mounts:
-        lines = [line.split() for line in mounts]
-    return [Path(_unescape(fields[1])) for fields in lines if fields[2] == FS_TYPE]
+        return [line.split() for line in mounts]
 
 
 def state(mountpoint: Path) -> MountState:

@@ -75,6 +75,11 @@ def write_private(file: Path, text: str) -> None:
         raise ConfigError(f"{file}: cannot be written: {error.strerror}") from None
 
 
+def option(name: str) -> str:
+    """What a command needs to mean this profile, as it would be typed after it; nothing for the default one."""
+    return "" if name == DEFAULT else f" --profile {name}"
+
+
 def check_name(name: str) -> str:
     """A profile's name is also a file's and a systemd instance's. Raises ConfigError."""
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_-]*", name):
@@ -89,8 +94,9 @@ def read(name: str | None) -> Profile:
     if not isinstance(tables, dict) or not all(isinstance(each, dict) for each in tables.values()):
         raise ConfigError(f"{file}: profiles are tables: [profiles.{name or DEFAULT}]")
     name = check_name(name or DEFAULT)
-    given = _checked(content, f"{file}", file.parent)
-    given |= _checked(tables.get(name, {}), f"{file} [profiles.{name}]", file.parent)
+    _refuse_tables(content, f"{file}")
+    given = _checked(content, f"{file}", file.parent, name)
+    given |= _checked(tables.get(name, {}), f"{file} [profiles.{name}]", file.parent, name)
     return Profile(name, name in tables, given)
 
 
@@ -153,13 +159,24 @@ def _content() -> dict[str, Any]:
         raise ConfigError(f"{file}: not valid TOML: {error}") from None
 
 
-def _checked(table: dict[str, Any], where: str, base: Path) -> dict[str, Given]:
+def _refuse_tables(content: dict[str, Any], where: str) -> None:
+    """All tables are profiles: whoever wrote another one has meant one of these."""
+    for key, value in content.items():
+        if isinstance(value, dict) and key not in SETTINGS:
+            below = [name for name, each in value.items() if isinstance(each, dict)]
+            meant = key if not near(key, ["profiles"]) else below[0] if below else DEFAULT
+            written = f"{key}.{below[0]}" if below else key
+            raise ConfigError(f"{where}: [{written}]: no such table; did you mean [profiles.{meant}]?")
+
+
+def _checked(table: dict[str, Any], where: str, base: Path, profile: str) -> dict[str, Given]:
     given = {}
     for key, value in table.items():
         name = key.replace("_", "-")
         if name in _SECRETS:
             raise ConfigError(
-                f"{where}: an API key is not kept here: remove the line of {key!r}, and run `cloudsimfs login`"
+                f"{where}: an API key is not kept here: remove the line of {key!r}, and run "
+                f"`cloudsimfs login{option(profile)}`"
             )
         if name not in SETTINGS:
             raise ConfigError(f"{where}: {key}: no such setting{near(name, SETTINGS)}")

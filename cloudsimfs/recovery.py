@@ -11,7 +11,6 @@ Threading: called by control files, on any thread; no lock of its own.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
 from collections.abc import Collection
@@ -20,7 +19,7 @@ from pathlib import Path
 
 from cloudsimfs import paths
 from cloudsimfs.attrs import LocalAttr, fresh_ino
-from cloudsimfs.cachedir import missing_bytes
+from cloudsimfs.cachedir import is_mounted, missing_bytes
 from cloudsimfs.content import Content
 from cloudsimfs.disk import copy_file
 from cloudsimfs.errors import Cancelled, Invalid, IsDirectory, NotFound, TimedOut
@@ -160,23 +159,9 @@ class Recovery:
 
 def find_drafts(directory: Path) -> list[Draft]:
     """What a cache directory has. While it is mounted, what is being written now is none of it."""
-    mounted = _is_mounted(directory)
+    mounted = is_mounted(directory)
     rows = [row for row in read_drafts(directory / "journal.db") if row.kept or not mounted]
     return [_draft(row, directory / "data") for row in rows if not is_local_name(paths.name(row.path))]
-
-
-def _is_mounted(directory: Path) -> bool:
-    try:
-        fd = os.open(directory / "lock", os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return False
 
 
 def copy_out(draft: Draft, directory: Path, taken: Collection[Path] = ()) -> Path:

@@ -15,12 +15,13 @@ import pytest
 from conftest import MountFactory
 from harness import Mounted, client_environment, cloudsimfs, patient
 
-from cloudsimfs import config, doctor, mountpoint
+from cloudsimfs import config, doctor, mountpoint, profiles
 from cloudsimfs.clock import ManualClock
 from cloudsimfs.sandbox import Sandbox
 from cloudsimfs.service import connect
 from cloudsimfs.service.failures import ahead
 
+NO_SETTINGS = config.Settings(profiles.DEFAULT, {})
 Doctor = Callable[..., tuple[int, dict[str, dict[str, str]]]]
 
 
@@ -83,7 +84,9 @@ def test_files_that_the_service_will_delete(box: Sandbox) -> None:
     box.advance(58 * doctor.DAY)
     box.put("case/new", b"x")
     with connect(base_url=box.url, key=box.key, api="v1") as client:
-        found = {each.what: each for each in doctor.check_service(client, now=lambda: now + 58 * doctor.DAY)}
+        found = {
+            each.what: each for each in doctor.check_service(client, NO_SETTINGS, now=lambda: now + 58 * doctor.DAY)
+        }
     assert found["old files"].level == "warning"
     assert "1 will be deleted" in found["old files"].text
     assert "/case/old" in found["old files"].text
@@ -94,7 +97,7 @@ def test_a_clock_that_is_wrong(box: Sandbox, seconds: float, level: str) -> None
     import time
 
     with connect(base_url=box.url, key=box.key, api="v1", clock=ManualClock(time.time() + seconds)) as client:
-        found = {each.what: each for each in doctor.check_service(client)}
+        found = {each.what: each for each in doctor.check_service(client, NO_SETTINGS)}
     assert found["clock"].level == level
     assert ("behind" in found["clock"].text) == (seconds < 0)
 

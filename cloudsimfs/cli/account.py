@@ -49,7 +49,7 @@ def login(license_file: Path | None, keyring: bool, **given: Any) -> None:
     _check(settings, url, credentials.key)
     kept = _keep(settings.profile, url, credentials.key, keyring=keyring)
     user = f" as {credentials.username}" if credentials.username else ""
-    option = "" if settings.profile == profiles.DEFAULT else f" --profile {settings.profile}"
+    option = profiles.option(settings.profile)
     click.echo(f"{url} accepts the key{user}; it is kept in {kept}. Next: cloudsimfs mount{option} MOUNTPOINT")
 
 
@@ -111,6 +111,8 @@ def logout(**given: Any) -> None:
     """Remove the key that `login` stored for the profile; its settings and what waits for upload stay."""
     settings = settings_of(given, new=True)
     found = keys.forget(settings.profile)
+    if not found and settings.profile not in (profiles.DEFAULT, *profiles.names()):
+        raise config.unknown_profile(settings.profile)
     click.echo(f"profile {settings.profile}: {'the key is removed' if found else 'no key was stored'}")
 
 
@@ -142,7 +144,7 @@ def _key(settings: config.Settings) -> config.Value:
     except ConfigError as error:
         return config.Value(None, f"unusable: {error}", "none")
     if found is None:
-        return config.Value(None, "nowhere: run `cloudsimfs login`", "none")
+        return config.Value(None, f"nowhere: run `cloudsimfs login{profiles.option(settings.profile)}`", "none")
     return config.Value("hidden", found.where, "hidden")
 
 

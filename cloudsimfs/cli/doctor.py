@@ -63,7 +63,7 @@ def _findings(settings: config.Settings) -> Iterator[Finding]:
     yield account
     if account.level == "ok" and not settings["offline"]:
         with config.account(settings).connect() as client:
-            yield from checks.check_service(client)
+            yield from checks.check_service(client, settings)
 
 
 def _mended(finding: Finding, *, fix: bool, ask: bool) -> Finding:
