@@ -36,9 +36,15 @@ def _samples(status: dict[str, Any]) -> Iterator[tuple[str, str, float | None]]:
     yield "cache_used_bytes", "The disk cache.", cache["used"]
     yield "cache_limit_bytes", "What the disk cache may use.", cache["limit"]
     yield "open_files", "Open files.", status["open_files"]
+    yield "service_silent", "1 while the service answers no call.", int(status["outage"] is not None)
     yield "api_calls_total", "API calls sent since the mount.", budget["calls"]
     yield "api_calls_used", "API calls of the account in this hour.", budget["used"]
     yield "api_calls_remaining", "API calls left in this hour, without the reserve.", budget["remaining"]
     yield "api_calls_limit", "API calls that an hour has.", budget["limit"]
+    yield (
+        "api_limit_known",
+        "1 once the limit is known; without api_calls_limit there is none then.",
+        int(budget["limit_known"]),
+    )
     yield "api_calls_waiting", "API calls that wait for the hour to turn.", budget["waiting"]
     yield "api_hour_ends_timestamp_seconds", "When the hour turns.", budget["resets_at"]

@@ -14,7 +14,7 @@ from cloudsimfs.conflicts import Conflicts
 from cloudsimfs.datacache import DataCache
 from cloudsimfs.handles import Handles
 from cloudsimfs.recovery import Recovery
-from cloudsimfs.service import Client
+from cloudsimfs.service import BudgetState, Client
 from cloudsimfs.workqueue import Job
 from cloudsimfs.writeback import Writeback
 
@@ -47,10 +47,12 @@ class Report:
         """Sizes in bytes, times in seconds."""
         jobs = self._writeback.pending()
         used, limit = self._datacache.usage
+        outage = self._client.outage
         return {
             "version": __version__,
             "pid": os.getpid(),
             "url": self._config.url,
+            "outage": None if outage is None else asdict(outage),
             "mountpoint": str(self._mountpoint),
             "pending": [_row(job) for job in jobs],
             "uploads": self._uploads(jobs),
@@ -79,15 +81,16 @@ class Report:
     def status_text(self) -> str:
         budget = self._client.budget.snapshot()
         used, limit = self._datacache.usage
-        left = "no limit" if budget.remaining is None else f"{budget.remaining} of {budget.limit} left"
-        left += f", and {budget.reserve} for launch, stop and sync" if budget.reserve else ""
+        outage = self._client.outage
         jobs = self._writeback.pending()
         lines = [
             f"service   {self._config.url}",
             f"pending   {_pending(len(jobs), self._uploads(jobs))}",
             f"cache     {used >> 20} of {limit >> 20} MiB in {self._config.cache_dir}",
-            f"calls     {budget.used} used this hour, {left}",
+            f"calls     {budget.used} used this hour, {_left(budget)}",
         ]
+        if outage is not None:
+            lines.insert(1, f"no answer since {time.strftime('%H:%M', time.localtime(outage.since))}: {outage.text}")
         if budget.waiting:
             turns = time.strftime("%H:%M", time.localtime(budget.resets_at))
             lines.append(f"waiting   {budget.waiting} calls, for the hour to turn at {turns}")
@@ -146,6 +149,13 @@ def _pending(count: int, uploads: dict[str, float | None]) -> str:
     if uploads["seconds"] is not None and uploads["left"]:
         text += f" at {_mib(uploads['rate'] or 0)}/s: about {_duration(uploads['seconds'])}"
     return text
+
+
+def _left(budget: BudgetState) -> str:
+    if budget.remaining is None:
+        return "no limit" if budget.limit_known else "limit unknown: the service has told none yet"
+    left = f"{budget.remaining} of {budget.limit or 'all'} left"
+    return left + (f", and {budget.reserve} for launch, stop and sync" if budget.reserve else "")
 
 
 def _share(job: Job) -> str:

@@ -39,10 +39,10 @@ class Urgency(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class BudgetState:
-    """What is known of the budget now. Times are wall seconds; a limit of None means no limit is known.
+    """What is known of the budget now. Times are wall seconds.
 
-    `remaining` does not count the reserve. `window_known` is False while `resets_at` is a guess. `calls`
-    counts every call this client ever sent.
+    A limit of None: with `limit_known` there is none, without it nobody has told yet. `remaining` does not count the
+    reserve. `window_known` is False while `resets_at` is a guess. `calls` counts every call this client ever sent.
     """
 
     limit: int | None
@@ -55,6 +55,7 @@ class BudgetState:
     daily_used: int
     waiting: int
     calls: int
+    limit_known: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,10 @@ class _Window:
     def limit(self) -> int | None:
         limits = [each for each in (self._told_limit, self._setting) if each]
         return min(limits) if limits else None
+
+    @property
+    def limit_known(self) -> bool:
+        return self._told_limit is not None or self.limit is not None
 
     @property
     def used(self) -> int:
@@ -268,6 +273,7 @@ class Budget:
                 daily_used=self._day.used,
                 waiting=self._waiting,
                 calls=self._calls,
+                limit_known=self._hour.limit_known,
             )
 
     def stretch(self, most: float) -> float:

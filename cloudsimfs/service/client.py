@@ -26,7 +26,7 @@ from cloudsimfs.service import entries, parsing, v1, v2
 from cloudsimfs.service.budget import Budget, Urgency
 from cloudsimfs.service.call import Call, Retry, Timeouts, Version
 from cloudsimfs.service.credentials import check_key
-from cloudsimfs.service.exchange import Exchange, check_base_url
+from cloudsimfs.service.exchange import Exchange, Outage, check_base_url
 from cloudsimfs.service.model import Download, Entry, LaunchRequest, Signal, Simulation, Stored, View
 from cloudsimfs.service.paging import all_pages
 from cloudsimfs.service.redact import register_secret
@@ -115,6 +115,11 @@ class Client:
     def clock_skew(self) -> float | None:
         """Seconds the service's clock is ahead of ours, as of its last reply; None if it did not say."""
         return self._exchange.clock_skew
+
+    @property
+    def outage(self) -> Outage | None:
+        """Since when no call has had an answer; None if the last one had, or none was made."""
+        return self._exchange.outage
 
     # -- storage: names ---------------------------------------------------------------------------------
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 import functools
 import logging
 import re
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
 from urllib.parse import urljoin, urlsplit
 
 from cloudsimfs.clock import Clock
@@ -18,6 +20,8 @@ from cloudsimfs.errors import (
     LaunchUnresolved,
     Refused,
     ServerFault,
+    ServiceError,
+    TimedOut,
     Unexplained,
     Unreachable,
 )
@@ -29,6 +33,8 @@ from cloudsimfs.service.retry import Failed, Retrier
 from cloudsimfs.service.transport import HOPS, Reply, Wire
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _VERSIONED = re.compile(r"/api(/v[12])?$")
 
@@ -70,6 +76,14 @@ def joined(label: str, url: str, location: str) -> str:
         raise Refused(f"{label}: redirected to what is not a URL") from None
 
 
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """The service does not answer: since when, in wall seconds, and how the last call failed."""
+
+    since: float
+    text: str
+
+
 class Exchange:
     """Makes API calls. All its waits end when `stop` of the retrier and the budget is set."""
 
@@ -97,6 +111,7 @@ class Exchange:
         self._key_in_query = key_in_query
         self._offline = offline
         self.clock_skew: float | None = None  # seconds the service's clock is ahead of ours, at its last reply
+        self.outage: Outage | None = None
 
     def call(self, call: Call, urgency: Urgency, hook: Hook | None = None) -> Any:
         """The JSON value of the reply, envelope included; None for an empty one. Raises ServiceError.
@@ -111,10 +126,7 @@ class Exchange:
                 content = reply.content(deadline)
                 return self._understood(call, reply, content, hook)
 
-        try:
-            return self._retrier.run(call.label, self._timeouts.total, attempt, once=call.once)
-        except Failed as failed:
-            raise self._final(call, failed) from None
+        return self._run(call, attempt)
 
     def open(self, call: Call, urgency: Urgency) -> Reply | str:
         """The open reply of a call whose body is a file, or the link it redirects to. Raises ServiceError."""
@@ -130,10 +142,23 @@ class Exchange:
             with reply:
                 raise self._failure(call, reply, reply.error_content())
 
+        return self._run(call, attempt)
+
+    def _run(self, call: Call, attempt: Callable[[float], T]) -> T:
         try:
-            return self._retrier.run(call.label, self._timeouts.total, attempt)
+            found = self._retrier.run(call.label, self._timeouts.total, attempt, once=call.once)
         except Failed as failed:
+            self._note(failed.error)
             raise self._final(call, failed) from None
+        self.outage = None
+        return found
+
+    def _note(self, error: ServiceError) -> None:
+        """An error that the service itself has told is an answer, too; what was not sent says nothing."""
+        if isinstance(error, (Unreachable, TimedOut, ServerFault)):
+            self.outage = Outage(self.outage.since if self.outage else self._clock.now(), str(error))
+        elif not isinstance(error, BudgetSpent):
+            self.outage = None
 
     def _check_online(self, call: Call) -> None:
         if self._offline:
