@@ -15,33 +15,37 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from cloudsimfs.errors import CloudsimfsError, MountError
+from cloudsimfs.errors import CloudsimfsError, Crashed, MountError
 from cloudsimfs.logs import set_up_logging
 from cloudsimfs.service.redact import redact
 
-READY = b"ready"
+READY, FAILED = b"ready ", b"failed "  # what the daemon tells whoever started it, with a text after it
 
-Serve = Callable[[Callable[[], None]], None]
-"""Serves until the end, and calls what it is given once it is ready."""
+Serve = Callable[[Callable[[str], None]], None]
+"""Serves until the end, and calls what it is given once it is ready, with what the user should know."""
 
 
-def run_in_background(serve: Serve, *, log_file: Path, level: str, log_format: str) -> None:
-    """Run `serve(ready)` in a daemon; return when it has called `ready`. Raises MountError with its failure,
-    ConfigError if there can be no log.
+def run_in_background(serve: Serve, *, log_file: Path, level: str, log_format: str) -> str:
+    """Run `serve(ready)` in a daemon; return what it has called `ready` with. Raises MountError with its failure,
+    Crashed if it does not know it, ConfigError if there can be no log.
     """
     set_up_logging(log_file, level, log_format)
     readable, writable = os.pipe()
     if os.fork() == 0:
         os.close(readable)
-        _be_daemon(serve, writable, log_file)
+        _be_daemon(serve, writable)
     os.close(writable)
     with open(readable, "rb") as pipe:
         said = pipe.read()
-    if said != READY:
-        raise MountError(said.decode("utf-8", "replace") or f"the daemon died; see {log_file}")
+    text = said.decode("utf-8", "replace")
+    if said.startswith(READY):
+        return text[len(READY) :]
+    if said.startswith(FAILED):
+        raise MountError(text[len(FAILED) :])
+    raise Crashed(f"{text or 'the daemon died'}; see {log_file}")
 
 
-def _be_daemon(serve: Serve, writable: int, log_file: Path) -> NoReturn:
+def _be_daemon(serve: Serve, writable: int) -> NoReturn:
     """The child's whole life; never returns to the caller's code."""
     status = 1
     try:
@@ -49,8 +53,8 @@ def _be_daemon(serve: Serve, writable: int, log_file: Path) -> NoReturn:
         os.chdir("/")
         errors = _redirect_output()
 
-        def ready() -> None:
-            os.write(writable, READY)
+        def ready(note: str) -> None:
+            _tell(writable, READY, note)
             os.close(writable)
 
         try:
@@ -59,18 +63,18 @@ def _be_daemon(serve: Serve, writable: int, log_file: Path) -> NoReturn:
         except CloudsimfsError as error:
             logging.getLogger(__name__).error("%s", error)
             told = os.pread(errors, 4096, 0).decode("utf-8", "replace").strip()
-            _tell(writable, redact(f"{error}{': ' if told else ''}{told.splitlines()[-1] if told else ''}"))
+            _tell(writable, FAILED, f"{error}{': ' if told else ''}{told.splitlines()[-1] if told else ''}")
         except Exception as error:  # the parent must hear of it, whatever it is
             logging.getLogger(__name__).exception("the mount failed")
-            _tell(writable, redact(f"unexpected {type(error).__name__}: {error}; see {log_file}"))
+            _tell(writable, b"", f"unexpected {type(error).__name__}: {error}")
     finally:
         logging.shutdown()
         os._exit(status)
 
 
-def _tell(writable: int, message: str) -> None:
+def _tell(writable: int, how: bytes, message: str) -> None:
     with contextlib.suppress(OSError):  # the parent is gone, or was told "ready" before
-        os.write(writable, message.encode())
+        os.write(writable, how + redact(message).encode())
 
 
 def _redirect_output() -> int:

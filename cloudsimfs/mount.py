@@ -22,6 +22,7 @@ from cloudsimfs.dcache import DCache
 from cloudsimfs.errors import (
     BadReply,
     BudgetSpent,
+    CloudsimfsError,
     KeyRefused,
     MountError,
     NotDirectory,
@@ -60,12 +61,13 @@ SETTLING = 60.0  # seconds in which results may arrive after a sync, a stop or a
 
 
 class Mount:
-    """A mount of `config` on `mountpoint`. `ready` is called once the kernel has it."""
+    """A mount of `config` on `mountpoint`. `ready` is called once the kernel has it, with a note for the user."""
 
-    def __init__(self, config: Config, mountpoint: Path, *, ready: Callable[[], None]) -> None:
+    def __init__(self, config: Config, mountpoint: Path, *, ready: Callable[[str], None]) -> None:
         self._config = config
         self._mountpoint = mountpoint
         self._ready = ready
+        self._note = ""
         self._clock: Clock = SystemClock()
         self._stop = threading.Event()
         self.client = connect(
@@ -119,7 +121,11 @@ class Mount:
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # one per open file
         on_signal(signal.SIGUSR1, lambda: log.info("the state of the mount:\n%s", self.status_text()))
-        self._check_service()
+        try:
+            self._check_service()
+        except CloudsimfsError:
+            self._let_go()
+            raise
         replay(self._files.tree)
         try:
             serve(self._operations, str(self._mountpoint), options=_fuse_options(self._config))
@@ -149,7 +155,11 @@ class Mount:
                 raise MountError(
                     f"{self._config.url} does not answer; check --url and the network: {error}"
                 ) from None
-            log.warning("the service does not answer, what is known is served: %s", error)
+            silent = "has no calls left" if isinstance(error, BudgetSpent) else "does not answer"
+            self._note = (
+                f"{self._config.url} {silent} ({error}): what is known of it is shown, and what is written waits"
+            )
+            log.warning("%s", self._note)
 
     def _changed(self, directory: str, names: set[str]) -> None:
         """A listing differs from the last one: the kernel must ask again."""
@@ -169,7 +179,7 @@ class Mount:
             self._mountpoint,
             version,
         )
-        self._ready()
+        self._ready(self._note)
 
     def _ended(self) -> None:
         """Unmounted. What is not uploaded yet stays in the journal for the next mount."""
@@ -178,11 +188,15 @@ class Mount:
         self._control.close()
         self._files.writeback.stop()
         self._files.syncer.stop()
+        self._let_go()
+        log.info("unmounted; %d operations wait for the next mount", waiting)
+
+    def _let_go(self) -> None:
+        """Of the cache directory, and of the connections."""
         self._files.journal.close()
         self._files.datacache.close()
         self._files.dcache.close()
         self.client.close()
-        log.info("unmounted; %d operations wait for the next mount", waiting)
 
     # -- what runs and the control files ask for -----------------------------------------------------------
 

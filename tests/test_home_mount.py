@@ -64,7 +64,7 @@ def test_a_dead_daemon_is_said_with_the_remedy(prepared: Mounted, profile: dict[
     prepared.kill()
     done = cloudsimfs("status", prepared.path)
     assert done.returncode == 1
-    assert "its daemon died: mount it again" in done.stderr
+    assert f"its daemon died: `cloudsimfs mount {prepared.path}` mounts it again" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import click
 
-from cloudsimfs import config, mountoptions, mountpoint
+from cloudsimfs import cachedir, config, mountoptions, mountpoint
 from cloudsimfs.cli.base import main
 from cloudsimfs.cli.options import options, settings_of
-from cloudsimfs.cli.running import drain, mount_at_hand, read_status
+from cloudsimfs.cli.running import amount, dead_mounts, drain, mount_at_hand, read_status
 from cloudsimfs.daemon import notify_systemd, run_in_background
 from cloudsimfs.doctor import check_mounting
 from cloudsimfs.errors import ConfigError, MountError
@@ -21,6 +21,7 @@ from cloudsimfs.journal import count_pending
 from cloudsimfs.logs import set_up_logging
 from cloudsimfs.settings import DIRECT, split_options
 
+NO_WAIT = "--no-wait unmounts now, and the next mount goes on"
 EXIT_TIMEOUT = 30.0  # seconds `umount` waits for the daemon to end after the unmount
 
 
@@ -55,18 +56,23 @@ def run_mount(directory: Path | None, words: tuple[str, ...], foreground: bool, 
     _note_other_accounts(chosen.cache_dir)
     mountpoint.prepare(directory)
     check_mounting(directory, settings)
+    with cachedir.provisional(chosen.cache_dir, log_file=None if settings["log-file"] else chosen.log_file):
+        _serve(chosen, directory, settings, foreground=foreground)
+
+
+def _serve(chosen: config.Config, directory: Path, settings: config.Settings, *, foreground: bool) -> None:
     config.make_cache_dir(chosen.cache_dir)
     try:
         from cloudsimfs.mount import Mount  # loads libfuse: not for the other commands
     except (OSError, AttributeError) as error:  # what the binding raises if there is none, or too old a one
         raise MountError(f"libfuse cannot be used ({error}); install it: apt install fuse3") from error
 
-    def serve(ready: Callable[[], None]) -> None:
+    def serve(ready: Callable[[str], None]) -> None:
         Mount(chosen, directory, ready=ready).serve()
 
-    def say_ready() -> None:
-        click.echo(f"mounted {chosen.url} on {directory}")
-        notify_systemd(f"READY=1\nSTATUS={chosen.url} on {directory}")
+    def say_ready(note: str) -> None:
+        click.echo(f"mounted {chosen.url} on {directory}")  # the log has the note
+        notify_systemd(f"READY=1\nSTATUS={note or f'{chosen.url} on {directory}'}")
 
     os.umask(0o077)  # what a mount keeps, and logs, is the user's alone
     if foreground:
@@ -74,7 +80,11 @@ def run_mount(directory: Path | None, words: tuple[str, ...], foreground: bool, 
         serve(say_ready)
     else:
         assert chosen.log_file is not None
-        run_in_background(serve, log_file=chosen.log_file, level=chosen.log_level, log_format=chosen.log_format)
+        note = run_in_background(
+            serve, log_file=chosen.log_file, level=chosen.log_level, log_format=chosen.log_format
+        )
+        if note:
+            click.echo(f"note: {note}", err=True)
 
 
 def _chosen(given: dict[str, Any], words: tuple[str, ...]) -> tuple[config.Settings, tuple[str, ...]]:
@@ -120,15 +130,21 @@ def umount(directory: Path | None, lazy: bool, no_wait: bool, **given: Any) -> N
     if mountpoint.mount_type(directory) != mountpoint.FS_TYPE:
         raise MountError(f"{directory}: no cloudsimfs is mounted there")
     daemon = None
+    left: list[dict[str, Any]] = []
     try:
-        daemon = int(read_status(directory)["pid"])
-        if not no_wait:
-            drain(directory)  # if a file is open, unmounting says so, or was asked to be lazy
+        state = read_status(directory)
+        daemon = int(state["pid"])
+        if no_wait:
+            left = state["pending"]
+        else:
+            drain(directory, NO_WAIT)  # if a file is open, unmounting says so, or was asked to be lazy
     except OSError as error:
         if error.errno not in mountpoint.DEAD:
             raise MountError(f"{directory}: {error.strerror}") from error
         lazy = True
     mountpoint.unmount(directory, lazy=lazy)
+    if left:
+        click.echo(f"note: {amount(left)} wait{'s' if len(left) == 1 else ''} for the next mount", err=True)
     if daemon is not None and not lazy:
         _wait_for_end(daemon)
 
@@ -136,9 +152,17 @@ def umount(directory: Path | None, lazy: bool, no_wait: bool, **given: Any) -> N
 def _mounted_place(given: dict[str, Any]) -> Path:
     any_will_do = not given["profile"]
     settings = settings_of(given)
-    if settings["mountpoint"] is None and any_will_do and (found := mount_at_hand()) is not None:
+    if settings["mountpoint"] is not None or not any_will_do:
+        return place_of(None, settings)
+    found = mount_at_hand()
+    if found is not None:
         return found
-    return place_of(None, settings)
+    dead = dead_mounts()
+    if len(dead) > 1:
+        raise MountError(f"several dead mounts ({', '.join(map(str, dead))}): name one")
+    if not dead:
+        raise MountError("no cloudsimfs is mounted")
+    return dead[0]
 
 
 def _wait_for_end(pid: int) -> None:

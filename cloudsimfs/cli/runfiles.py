@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from cloudsimfs import config, mountpoint, paths
+from cloudsimfs import cachedir, config, mountpoint, paths
 from cloudsimfs.cli.running import mount_at_hand, mount_of
 from cloudsimfs.clock import SystemClock
 from cloudsimfs.disk import make_private
@@ -54,8 +54,11 @@ def reach(top: Path | None, settings: config.Settings, *, direct: bool) -> Itera
         yield InMount(found)
         return
     account = config.account(settings)
-    make_private(account.directory)
-    with account.connect() as client, contextlib.closing(Journal(account.directory / "journal.db")) as journal:
+    with (
+        cachedir.provisional(account.directory),
+        account.connect() as client,
+        _journal(account.directory) as journal,
+    ):
         simulations = runs_of_account(
             client,
             journal,
@@ -67,6 +70,13 @@ def reach(top: Path | None, settings: config.Settings, *, direct: bool) -> Itera
         )
         with contextlib.closing(simulations):
             yield InProcess(simulations)
+
+
+@contextmanager
+def _journal(directory: Path) -> Iterator[Journal]:
+    make_private(directory)
+    with contextlib.closing(Journal(directory / "journal.db")) as journal:
+        yield journal
 
 
 def _command(text: str) -> bytes:

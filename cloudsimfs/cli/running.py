@@ -48,10 +48,30 @@ def _lets_us_in(top: Path) -> bool:
 
 def mount_meant(path: Path | None) -> Path:
     """The mount above `path`, or, if none was named, the one at hand. Raises MountError."""
-    found = mount_of(path) if path is not None else mount_at_hand()
+    if path is not None:
+        found: Path | None = mount_of(path)
+        dead = [top for top in [found] if top and mountpoint.state(top) == "dead"]
+    else:
+        found, dead = mount_at_hand(), dead_mounts()
+    if dead and found in (None, *dead):
+        raise MountError("; ".join(map(_how_dead, dead)))
     if found is None:
         raise MountError("no cloudsimfs is mounted here; `cloudsimfs mount MOUNTPOINT` mounts one")
+    for top in dead:
+        click.echo(f"note: {_how_dead(top)}", err=True)
     return found
+
+
+def dead_mounts() -> list[Path]:
+    """Those of ours whose daemon died."""
+    return [top for top in mountpoint.our_mounts() if mountpoint.state(top) == "dead"]
+
+
+def _how_dead(top: Path) -> str:
+    return (
+        f"{top}: its daemon died: `cloudsimfs mount {top}` mounts it again, nothing that was closed is lost; "
+        f"`cloudsimfs umount {top}` removes what is left of it"
+    )
 
 
 def read_status(directory: Path) -> dict[str, Any]:
@@ -60,22 +80,22 @@ def read_status(directory: Path) -> dict[str, Any]:
     return found
 
 
-def drain(directory: Path) -> bool:
+def drain(directory: Path, remedy: str) -> bool:
     """Have everything uploaded, showing how far it is. Raises MountError with what remains; Ctrl-C says it too.
 
-    False if a file is still open for writing.
+    False if a file is still open for writing. `remedy` is what the command that waits can do instead.
     """
     outcome: Future[bool] = Future()
-    threading.Thread(target=_flush, args=(directory, outcome), daemon=True).start()
+    threading.Thread(target=_flush, args=(directory, remedy, outcome), daemon=True).start()
     try:
         _show_progress(directory, outcome)
         return outcome.result()
     except KeyboardInterrupt:
-        click.echo(f"\nstill mounted: {_remains(directory)}", err=True)
+        click.echo(f"\nstill mounted: {_remains(directory, remedy)}", err=True)
         raise
 
 
-def _flush(directory: Path, outcome: Future[bool]) -> None:
+def _flush(directory: Path, remedy: str, outcome: Future[bool]) -> None:
     """Wait until all is stored, in writes of bounded length each."""
     while True:
         try:
@@ -89,7 +109,7 @@ def _flush(directory: Path, outcome: Future[bool]) -> None:
             elif error.errno == errno.EBUSY:
                 outcome.set_result(False)
             elif error.errno == errno.EAGAIN:
-                outcome.set_exception(MountError(_remains(directory)))
+                outcome.set_exception(MountError(_remains(directory, remedy)))
             else:
                 outcome.set_exception(error)
         return
@@ -109,16 +129,20 @@ def _left(status: dict[str, Any]) -> int:
     return sum(max(1, job["size"] - job["sent"]) for job in status["pending"])
 
 
-def _remains(directory: Path) -> str:
+def amount(jobs: list[dict[str, Any]]) -> str:
+    """How much there is to be done, of `pending` of the status."""
+    size = sum(job["size"] - job["sent"] for job in jobs) / (1 << 20)
+    return f"{len(jobs)} operation{'' if len(jobs) == 1 else 's'} ({size:.1f} MiB)"
+
+
+def _remains(directory: Path, remedy: str) -> str:
     status = read_status(directory)
     jobs = status["pending"]
     told = (directory / SIMULATIONS / "error").read_text().strip()
     reason = next((job["error"] for job in jobs if job["error"]), told)
     if not jobs:  # what was refused waits for nothing
         return f"{reason}; `cloudsimfs recover` lists what is kept, `cloudsimfs umount --no-wait` unmounts"
-    size = sum(job["size"] - job["sent"] for job in jobs) / (1 << 20)
     return (
-        f"not on the service yet: {len(jobs)} operation{'' if len(jobs) == 1 else 's'} ({size:.1f} MiB)"
-        f"{f': {reason}' if reason else ''}. They are safe in {status['cache']['directory']} and go on while it is "
-        "mounted; --no-wait unmounts now, and the next mount goes on"
+        f"not on the service yet: {amount(jobs)}{f': {reason}' if reason else ''}. They are safe in "
+        f"{status['cache']['directory']} and go on while it is mounted; {remedy}"
     )

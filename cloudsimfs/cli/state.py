@@ -45,7 +45,7 @@ def flush(path: Path | None) -> None:
     Without PATH: in the mount we are in, or the only one.
     """
     top = mount_meant(path)
-    if not drain(top):
+    if not drain(top, "flush again later"):
         raise MountError((top / SIMULATIONS / "error").read_text().strip())
 
 
