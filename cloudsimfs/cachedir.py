@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from cloudsimfs import rangelog
-from cloudsimfs.disk import disk_usage
+from cloudsimfs.disk import disk_usage, make_private
 from cloudsimfs.errors import ConfigError, Crashed, MountError, ServiceError
 from cloudsimfs.journal import Journal
 from cloudsimfs.rangelog import Record, Version
@@ -49,43 +49,63 @@ def clear(directory: Path) -> int:
         os.close(lock)
 
 
+def make(directory: Path) -> None:
+    """Raises ConfigError if it cannot be."""
+    try:
+        make_private(directory)
+    except OSError as error:
+        raise ConfigError(f"{directory}: the cache directory cannot be made: {error.strerror}") from None
+
+
 @contextlib.contextmanager
 def provisional(directory: Path, *, log_file: Path | None = None) -> Iterator[None]:
-    """Take an account's directory away again if what had to make it fails: a mistyped key or address leaves no trace.
+    """Make an account's directory, and take it away again if what needed it fails: a mistyped key or address leaves
+    no trace.
 
-    What was there before stays, and so does what holds anything of the user's. `log_file` goes with the directory, if
-    its own had to be made, too.
+    What was there before stays, and so does what holds anything of the user's. Whoever is inside holds a shared lock
+    on the directory: no launch is noted down in one that is being removed. `log_file` goes with the directory, if its
+    own had to be made, too.
     """
     made = [directory, *directory.parents, *([] if log_file is None else [log_file.parent, *log_file.parent.parents])]
     made = [each for each in made if not each.exists()]
+    held = _enter(directory)
     try:
         yield
     except (ConfigError, MountError, ServiceError) as error:
-        if directory in made and not isinstance(error, Crashed) and _removed(directory):
+        if directory in made and not isinstance(error, Crashed) and _removed(directory, held):
             if log_file is not None and log_file.parent in made:
                 log_file.unlink(missing_ok=True)
             for each in made:
                 with contextlib.suppress(OSError):  # somebody else has put something there
                     each.rmdir()
         raise
-
-
-def _removed(directory: Path) -> bool:
-    """Remove a directory in which nothing waits and that nobody uses; whether it is gone."""
-    if not directory.is_dir():
-        return True
-    try:
-        lock = lock_directory(directory)
-    except MountError:
-        return False
-    try:
-        with contextlib.closing(Journal(directory / "journal.db")) as journal:
-            if not journal.is_empty() or any((directory / "data").glob("*")):
-                return False
-        shutil.rmtree(directory, ignore_errors=True)
-        return True
     finally:
-        os.close(lock)
+        os.close(held)
+
+
+def _enter(directory: Path) -> int:
+    """A descriptor of the directory that holds a shared lock until it is closed."""
+    while True:
+        make(directory)
+        with contextlib.suppress(FileNotFoundError):  # it was just removed: once more
+            fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            fcntl.flock(fd, fcntl.LOCK_SH)
+            if os.path.samestat(os.fstat(fd), os.stat(directory)):
+                return fd
+            os.close(fd)
+
+
+def _removed(directory: Path, held: int) -> bool:
+    """Remove a directory in which nothing waits and that nobody else has entered; whether it is gone."""
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    with contextlib.closing(Journal(directory / "journal.db")) as journal:
+        if not journal.is_empty() or any((directory / "data").glob("*")):
+            return False
+    shutil.rmtree(directory, ignore_errors=True)
+    return True
 
 
 def with_log(data: Path, held: Bytes) -> tuple[Bytes, Record | None]:

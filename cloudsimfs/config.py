@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from cloudsimfs import keys, profiles
+from cloudsimfs import cachedir, keys, profiles
 from cloudsimfs.clock import Clock
-from cloudsimfs.disk import make_private
 from cloudsimfs.errors import ConfigError
 from cloudsimfs.service import Client, Credentials, connect
 from cloudsimfs.service.exchange import check_base_url
@@ -245,14 +244,7 @@ def other_accounts(directory: Path) -> list[Path]:
     return [found for found in directory.parent.glob(directory.name[:-8] + "*") if found != directory]
 
 
-def make_cache_dir(directory: Path) -> None:
-    try:
-        make_private(directory)
-    except OSError as error:
-        raise ConfigError(f"{directory}: the cache directory cannot be made: {error.strerror}") from None
-
-
 def cache_limit(directory: Path, wanted: int) -> int:
     """`wanted` bytes, or 80 % of what is free on the cache's disk if that is less (design.md section 4)."""
-    make_cache_dir(directory)
+    cachedir.make(directory)
     return min(wanted, int(shutil.disk_usage(directory).free * CACHE_SHARE))

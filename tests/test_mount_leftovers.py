@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from harness import Mounted, cloudsimfs, write_key
+from harness import Mounted, cloudsimfs, patient, write_key
 
 from cloudsimfs import cachedir
 from cloudsimfs.errors import Crashed, MountError
@@ -99,7 +102,6 @@ def test_an_account_that_is_known_is_kept(
 def test_what_holds_something_or_is_in_use_is_not_removed(tmp_path: Path) -> None:
     def attempt(act: Callable[[], object], error: Exception) -> None:
         with cachedir.provisional(tmp_path / "new/account"):
-            (tmp_path / "new/account").mkdir(parents=True)
             act()
             raise error
 
@@ -116,15 +118,38 @@ def test_what_holds_something_or_is_in_use_is_not_removed(tmp_path: Path) -> Non
         (tmp_path / "new/account/data").mkdir()
         (tmp_path / "new/account/data/bytes").write_bytes(b"closed")
 
-    locks: list[int] = []
-    kept = [intend, keep_bytes, lambda: locks.append(cachedir.lock_directory(tmp_path / "new/account"))]
+    others = contextlib.ExitStack()
+    enter = cachedir.provisional(tmp_path / "new/account")
+    kept = [intend, keep_bytes, lambda: others.enter_context(enter)]
     for number, act in enumerate(kept):
         fail(act, MountError("no"))
         (tmp_path / "new").rename(tmp_path / f"kept-{number}")
         assert (tmp_path / f"kept-{number}/account").is_dir()
-    os.close(locks[0])
+    others.close()
     fail(lambda: None, Crashed("its log says more"))
     assert (tmp_path / "new/account").is_dir()
     (tmp_path / "new").rename(tmp_path / "crashed")
     fail(lambda: None, MountError("no"))
     assert not (tmp_path / "new").exists()
+
+
+def test_who_comes_while_it_is_removed_has_one_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the intent of a launch would be written into a directory that nobody finds again."""
+    account, entered = tmp_path / "new/account", threading.Event()
+
+    def launch() -> None:
+        with cachedir.provisional(account):
+            (account / "intent").write_text("launched")
+            entered.set()
+
+    def slow_removal(directory: Path, *, ignore_errors: bool) -> None:
+        launching.start()
+        assert not entered.wait(0.2)
+        remove(directory, ignore_errors)
+
+    launching, remove = threading.Thread(target=launch), shutil.rmtree
+    monkeypatch.setattr(shutil, "rmtree", slow_removal)
+    with pytest.raises(MountError), cachedir.provisional(account):
+        raise MountError("no")
+    launching.join(patient(20))
+    assert (account / "intent").read_text() == "launched"

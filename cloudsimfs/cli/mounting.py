@@ -61,7 +61,6 @@ def run_mount(directory: Path | None, words: tuple[str, ...], foreground: bool, 
 
 
 def _serve(chosen: config.Config, directory: Path, settings: config.Settings, *, foreground: bool) -> None:
-    config.make_cache_dir(chosen.cache_dir)
     try:
         from cloudsimfs.mount import Mount  # loads libfuse: not for the other commands
     except (OSError, AttributeError) as error:  # what the binding raises if there is none, or too old a one

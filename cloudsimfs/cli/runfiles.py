@@ -16,7 +16,6 @@ from typing import Protocol
 from cloudsimfs import cachedir, config, mountpoint, paths
 from cloudsimfs.cli.running import mount_at_hand, mount_of
 from cloudsimfs.clock import SystemClock
-from cloudsimfs.disk import make_private
 from cloudsimfs.errors import MountError, NotDirectory, NotFound, Refused, TryAgain
 from cloudsimfs.journal import Journal
 from cloudsimfs.runsetup import runs_of_account
@@ -74,7 +73,6 @@ def reach(top: Path | None, settings: config.Settings, *, direct: bool) -> Itera
 
 @contextmanager
 def _journal(directory: Path) -> Iterator[Journal]:
-    make_private(directory)
     with contextlib.closing(Journal(directory / "journal.db")) as journal:
         yield journal
 
