@@ -108,13 +108,16 @@ def unmount(mountpoint: Path, *, lazy: bool = False) -> None:
     program = shutil.which("fusermount3") or shutil.which("fusermount")
     if program is None:
         raise MountError("fusermount3 is missing; install the package fuse3")
+    name = os.path.basename(program)
     command = [program, "-u", *(["-z"] if lazy else []), "--", str(mountpoint)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=UNMOUNT_TIMEOUT, check=False)
     except subprocess.TimeoutExpired:
         raise MountError(f"{mountpoint}: could not be unmounted in time; try --lazy") from None
     if done.returncode:
-        reason = done.stderr.strip().rpartition(": ")[2] or "fusermount3 failed"
+        reason = "; ".join(done.stderr.splitlines()) or f"{name} failed"
+        for known in (f"{name}: ", f"failed to unmount {mountpoint}: "):  # our line names both
+            reason = reason.removeprefix(known)
         hint = f"; `fuser -vm {mountpoint}` names what uses it: close that, or use --lazy" if "busy" in reason else ""
         raise MountError(f"{mountpoint}: {reason}{hint}")
 

@@ -277,6 +277,28 @@ def test_unmounting_in_use(m: Mounted) -> None:
     assert m.box.files() == {"f": b"f"}
 
 
+@pytest.mark.parametrize("api", ["v2"])
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("fusermount3: failed to open /etc/mtab: No such file", "failed to open /etc/mtab: No such file"),
+        ("fusermount3: failed to unmount {0}: Not permitted", "Not permitted"),
+        ("fusermount3: one: more\\n/tmp: and another", "one: more; /tmp: and another"),
+        ("", "fusermount3 failed"),
+    ],
+)
+def test_why_it_could_not_be_unmounted_is_said_whole(
+    m: Mounted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, shown: str
+) -> None:
+    fusermount = tmp_path / "fusermount3"
+    fusermount.write_text(f"#!/bin/sh\nprintf '{said.format(m.path)}\\n' >&2\nexit 1\n")
+    fusermount.chmod(0o755)
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+        done = m.umount()
+    assert (done.returncode, done.stderr) == (1, f"Error: {m.path}: {shown}\n")
+
+
 # -- generations ---------------------------------------------------------------------------------------------
 
 
