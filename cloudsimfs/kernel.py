@@ -186,7 +186,8 @@ class _Fuse(binding.FUSE):  # type: ignore[misc]  # the fallback binding has no 
 def serve(operations: Any, mountpoint: str, *, options: dict[str, str | bool]) -> None:
     """Mount and serve until unmounted, in this thread. Raises RuntimeError if libfuse refuses."""
     if library_version() >= (3, 12):
-        options = {**options, "max_threads": str(THREADS)}
+        # all of them stay; libfuse's own value for that is one that libfuse 3.14 complains of
+        options = {**options, "max_threads": str(THREADS), "max_idle_threads": str(THREADS)}
     _Fuse(operations, mountpoint, raw_fi=True, encoding="utf-8", foreground=True, **options)
 
 
