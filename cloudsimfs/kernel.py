@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes.util
 import os
+import signal
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -29,6 +30,7 @@ THREADS = 64  # callbacks at the same time
 SETTLE_BOUND = 2.0  # seconds who opens a file waits until the kernel has forgotten what it was
 READERS = 40  # of those, the most that the kernel's page cache may have waiting for data
 ASYNC_DIO = 1 << 15  # fuse_common.h: with it, who waits for an O_DIRECT read cannot be interrupted
+INTERRUPT = signal.SIGURG  # what libfuse sends the thread of an interrupted call; nothing else here uses it
 BLOCK_SIZE = 1 << 20  # bytes; what programs like `cp` read at a time
 
 
@@ -69,6 +71,7 @@ def configure(conn: Any, config: Any, *, timeout: float) -> None:
         config.attr_timeout = config.entry_timeout = timeout
         config.negative_timeout = min(timeout, NEGATIVE_TIMEOUT)
         config.use_ino = 1
+        config.intr, config.intr_signal = 1, INTERRUPT  # else libfuse 3.17 tells the kernel to interrupt nobody
     if conn is not None:
         conn.max_background = READERS
         conn.want &= ~ASYNC_DIO
@@ -185,6 +188,7 @@ class _Fuse(binding.FUSE):  # type: ignore[misc]  # the fallback binding has no 
 
 def serve(operations: Any, mountpoint: str, *, options: dict[str, str | bool]) -> None:
     """Mount and serve until unmounted, in this thread. Raises RuntimeError if libfuse refuses."""
+    signal.signal(INTERRUPT, signal.SIG_IGN)  # waits look at `interrupted`: no system call has to break off for it
     if library_version() >= (3, 12):
         # all of them stay; libfuse's own value for that is one that libfuse 3.14 complains of
         options = {**options, "max_threads": str(THREADS), "max_idle_threads": str(THREADS)}

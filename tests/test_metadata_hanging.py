@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Callable
 from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -67,14 +68,23 @@ def test_what_is_known_to_be_old_is_served_in_the_end(box: Sandbox, mount: Mount
 
 
 @pytest.mark.parametrize("api", ["v2"])
-def test_who_waits_can_be_interrupted(box: Sandbox, mount: MountFactory) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_who_waits_can_be_interrupted(box: Sandbox, mount: MountFactory, number: signal.Signals) -> None:
+    """More often than libfuse has threads: none of them stays with a reader who is gone."""
     box.populate(TREE)
     m = mount()
     is_asked = hanging(box)
     for place in ("never", "never/z"):
-        with subprocess.Popen(["ls", m.path / place], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as ls:
+        with ExitStack() as stack:
+            readers = [
+                stack.enter_context(
+                    subprocess.Popen(["ls", m.path / place], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                )
+                for _ in range(40)
+            ]
             wait_until(is_asked, "it is asked for")
-            ls.send_signal(signal.SIGINT)
-            assert ls.wait(timeout=patient(10)) == -signal.SIGINT
+            for reader in readers:
+                reader.send_signal(number)
+            assert {reader.wait(timeout=patient(20)) for reader in readers} == {-number}
     box.faults.clear()
     assert os.listdir(m.path / "never") == ["z"]
