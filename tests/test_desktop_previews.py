@@ -77,10 +77,13 @@ def test_a_thumbnailer_gets_what_is_to_spare(box: Sandbox, folder: Path, tmp_pat
     assert b"quota" in done.stderr
 
 
-def test_gio_shows_every_file_of_a_folder(box: Sandbox, folder: Path) -> None:
+@pytest.mark.parametrize("ending", ["", ".png"])  # a .png may be an animation, of a type of its own
+def test_gio_shows_every_file_of_a_folder(box: Sandbox, mount: MountFactory, ending: str) -> None:
     harness.need("gio")
-    attributes = "standard::content-type,standard::size"
-    shown = run("gio", "list", "-a", attributes, folder)
+    box.settings.hourly_limit = LIMIT
+    box.populate({name + ending: data for name, data in FILES.items()})
+    attributes = "standard::content-type,standard::icon,standard::size"
+    shown = run("gio", "list", "-a", attributes, mount().path / "case/constant")
     assert shown.count("\t11\t(regular)") == len(FILES)
     assert box.calls.api_count() <= LIMIT // 5 + 1
 
