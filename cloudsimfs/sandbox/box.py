@@ -53,6 +53,7 @@ class Sandbox:
         settings: Settings | None = None,
     ) -> None:
         self.key = key or secrets.token_hex(16)
+        self.keys = {self.key}  # all that are accepted, of the one account; may be changed at any time
         self.settings = settings or Settings()
         self.clock = Clock()
         self.faults = Faults()
@@ -169,7 +170,7 @@ class Sandbox:
     async def _start(self) -> web.AppRunner:
         shared = (self._store, self._links, self._runs, self.clock, self.settings)
         server = Server(
-            key=self.key,
+            keys=self.keys,
             store=self._store,
             objects=Objects(self._store, self._links, self.clock, self.settings),
             clock=self.clock,

@@ -36,7 +36,7 @@ class Server:
     def __init__(
         self,
         *,
-        key: str,
+        keys: set[str],
         store: Store,
         objects: Objects,
         clock: Clock,
@@ -46,7 +46,7 @@ class Server:
         key_leaks: list[str],
         routes: Mapping[int, list[Route]],
     ) -> None:
-        self._key = key
+        self._keys = keys
         self._store = store
         self._objects = objects
         self._clock = clock
@@ -120,7 +120,7 @@ class Server:
             given = request.headers.get("api-key") or request.query.get("api_key", "")
         else:
             given = request.headers.get("X-API-key", "")
-        if not secrets.compare_digest(given.encode(), self._key.encode()):
+        if not any(secrets.compare_digest(given.encode(), key.encode()) for key in tuple(self._keys)):
             raise Refusal(401, "Unauthorized.")
         if version == 2 and not self._settings.v2_enabled:
             raise Refusal(403, "User not enabled.")
@@ -161,7 +161,7 @@ class Server:
         return (
             any(name in request.headers for name in names)
             or "api_key" in request.query
-            or any(self._key in value.split() for value in (*request.headers.values(), *request.query.values()))
+            or any(self._keys & {*value.split()} for value in (*request.headers.values(), *request.query.values()))
         )
 
     # -- either -------------------------------------------------------------------------------------
