@@ -327,6 +327,7 @@ class _Files:
             self.journal,
             self.syncer,
             delay=config.write_back,
+            offline=config.offline,
             clock=clock,
             on_stored=lambda inode: self.tree.stored(inode),
             on_deleted=lambda gone: tombstones.deleted(self.tree, gone),

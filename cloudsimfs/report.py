@@ -52,6 +52,7 @@ class Report:
             "version": __version__,
             "pid": os.getpid(),
             "url": self._config.url,
+            "offline": self._config.offline,
             "outage": None if outage is None else asdict(outage),
             "mountpoint": str(self._mountpoint),
             "pending": [_row(job) for job in jobs],
@@ -84,7 +85,7 @@ class Report:
         outage = self._client.outage
         jobs = self._writeback.pending()
         lines = [
-            f"service   {self._config.url}",
+            f"service   {self._config.url}{' (offline: nothing is asked or sent)' if self._config.offline else ''}",
             f"pending   {_pending(len(jobs), self._uploads(jobs))}",
             f"cache     {used >> 20} of {limit >> 20} MiB in {self._config.cache_dir}",
             f"calls     {budget.used} used this hour, {_left(budget)}",

@@ -27,6 +27,7 @@ from cloudsimfs.errors import (
     Stale,
     TimedOut,
     TryAgain,
+    Unreachable,
     WrongState,
 )
 from cloudsimfs.fetching import Interrupted, never
@@ -50,7 +51,7 @@ FSYNC_STALL = 60.0  # seconds fsync(2) waits while nothing is sent
 
 
 class Writeback:
-    """`delay` is seconds from the last close to the upload.
+    """`delay` is seconds from the last close to the upload. `offline`: nothing is sent, and nobody waits for it.
 
     The functions are called with no lock held. `on_deleted`, `on_kept`, `find_entry` and `may_delete_folder` are
     for `Deletes`; `evade_conflict` gives a file another name if others have stored one under its own, and says so;
@@ -64,6 +65,7 @@ class Writeback:
         syncer: Syncer,
         *,
         delay: float,
+        offline: bool,
         clock: Clock,
         on_stored: Callable[[Inode], None],
         on_deleted: Callable[[Gone], None],
@@ -79,6 +81,7 @@ class Writeback:
         self._syncer = syncer
         self._clock = clock
         self._delay = delay
+        self._offline = offline
         self._on_stored = on_stored
         self._find_entry = find_entry
         self._evade_conflict = evade_conflict
@@ -182,7 +185,13 @@ class Writeback:
                 with self.queue.lock:
                     job = self._uploads.get(inode)
             if job is not None:
+                self._check_online([job])
                 self._wait_for(job, interrupted)
+
+    def _check_online(self, jobs: list[Job]) -> None:
+        """Raises Unreachable if these will never run in this mount."""
+        if self._offline and jobs:
+            raise Unreachable(f"this mount is offline: {_told(jobs)} for the next online mount")
 
     def _wait_for(self, job: Job, interrupted: Interrupted) -> None:
         sent, since = job.sent, self._clock.monotonic()
@@ -362,11 +371,14 @@ class Writeback:
         """Wait until all below `folder` is on the service and the service knows (design.md, invariant 8).
 
         Raises TryAgain as soon as an operation below has failed, or when `timeout` seconds have passed, WrongState if
-        a file that was closed or synced is still open for writing, Cancelled if `interrupted` says so. Deletes that
-        wait for an open file are not waited for.
+        a file that was closed or synced is still open for writing, Cancelled if `interrupted` says so, Unreachable if the
+        mount is offline and something waits. Deletes that wait for an open file are not waited for.
         """
         self._wait_for_releases(folder)
         self.check_refused(folder)
+        if self._offline:
+            self._check_online(self._awaited(self.pending(), folder))
+            return
         self.queue.drain(lambda jobs: self._awaited(jobs, folder), timeout=timeout, interrupted=interrupted)
         self.service_cache.drain(timeout=timeout, interrupted=interrupted)
 
@@ -409,3 +421,11 @@ class Writeback:
     def pending(self) -> list[Job]:
         """What is not on the service yet, for `status`."""
         return self.queue.pending()
+
+
+def _told(jobs: list[Job]) -> str:
+    """As "2 files and 1 delete wait"."""
+    files = sum(job.kind == "upload" for job in jobs)
+    counts = [(files, "file"), (len(jobs) - files, "delete")]
+    parts = [f"{count} {name}{'' if count == 1 else 's'}" for count, name in counts if count]
+    return f"{' and '.join(parts)} {'waits' if len(jobs) == 1 else 'wait'}"

@@ -168,8 +168,8 @@ class Mounted:
         }
         words: list[str] = []
         for name, value in given.items():
-            option = "--" + name.replace("_", "-")
-            words += [option] if value is True else [option, str(value)]
+            option = ("--no-" if value is False else "--") + name.replace("_", "-")
+            words += [option] if isinstance(value, bool) else [option, str(value)]
         return cloudsimfs("mount", self.path, *words, program=program)
 
     def option(self, **changes: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import click
 from cloudsimfs import cachedir, config, mountoptions, mountpoint
 from cloudsimfs.cli.base import main
 from cloudsimfs.cli.options import options, settings_of
-from cloudsimfs.cli.running import amount, dead_mounts, drain, mount_at_hand, read_status
+from cloudsimfs.cli.running import Offline, dead_mounts, drain, left_behind, mount_at_hand, read_status
 from cloudsimfs.daemon import notify_systemd, run_in_background
 from cloudsimfs.doctor import check_mounting
 from cloudsimfs.errors import ConfigError, MountError
@@ -118,34 +119,86 @@ def _note_other_accounts(cache_dir: Path) -> None:
             )
 
 
-@main.command()
+UMOUNT_EPILOG = """\
+\b
+Examples:
+  cloudsimfs umount ~/cloud
+  cloudsimfs umount ~/cloud --timeout 60                 what is not uploaded by then waits for the next mount
+  ExecStop=cloudsimfs umount --profile %i --service --timeout 780
+
+An offline mount uploads nothing: it is unmounted at once, and a note says what waits for the next online one.
+"""
+
+
+@main.command(epilog=UMOUNT_EPILOG)
 @click.argument("directory", metavar="[MOUNTPOINT]", required=False, type=click.Path(path_type=Path))
 @options()
 @click.option("--lazy", is_flag=True, help="Unmount even if files are in use; they go when they are closed.")
 @click.option("--no-wait", is_flag=True, help="Do not wait for uploads; they go on at the next mount.")
-def umount(directory: Path | None, lazy: bool, no_wait: bool, **given: Any) -> None:
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="Unmount after so long, or once an upload fails, and note what waits for the next mount.",
+)
+@click.option(
+    "--service",
+    is_flag=True,
+    help="For ExecStop= of a unit: unmount only what its main process serves, or what a dead one left.",
+)
+def umount(
+    directory: Path | None, lazy: bool, no_wait: bool, timeout: float | None, service: bool, **given: Any
+) -> None:
     """Upload what is pending, then unmount MOUNTPOINT, or the profile's, or the only one there is."""
     directory = directory.absolute() if directory else _mounted_place(given)
+    if service and not _is_units_own(directory):
+        return
     if mountpoint.mount_type(directory) != mountpoint.FS_TYPE:
         raise MountError(f"{directory}: no cloudsimfs is mounted there")
     daemon = None
-    left: list[dict[str, Any]] = []
+    note = ""
     try:
         state = read_status(directory)
         daemon = int(state["pid"])
-        if no_wait:
-            left = state["pending"]
-        else:
-            drain(directory, NO_WAIT)  # if a file is open, unmounting says so, or was asked to be lazy
+        if not no_wait:
+            note = _upload(directory, timeout)
+        elif state["pending"]:
+            note = left_behind(directory)
     except OSError as error:
         if error.errno not in mountpoint.DEAD:
             raise MountError(f"{directory}: {error.strerror}") from error
         lazy = True
     mountpoint.unmount(directory, lazy=lazy)
-    if left:
-        click.echo(f"note: {amount(left)} wait{'s' if len(left) == 1 else ''} for the next mount", err=True)
+    if note:
+        click.echo(f"note: {note}", err=True)
     if daemon is not None and not lazy:
         _wait_for_end(daemon)
+
+
+def _is_units_own(directory: Path) -> bool:
+    """Whether the unit that systemd stops has to unmount what is there.
+
+    systemd runs ExecStop= also when the main process has ended by itself, then without MAINPID: what is mounted there
+    by now was mounted by hand.
+    """
+    if mountpoint.mount_type(directory) != mountpoint.FS_TYPE:
+        return False
+    try:
+        return str(read_status(directory)["pid"]) == os.environ.get("MAINPID")
+    except OSError as error:
+        return error.errno in mountpoint.DEAD
+
+
+def _upload(directory: Path, timeout: float | None) -> str:
+    """What remains, and does not keep the mount from going. Raises MountError if it does."""
+    try:
+        # if a file is open, unmounting says so, or was asked to be lazy
+        drain(directory, NO_WAIT, timeout=math.inf if timeout is None else timeout)
+    except MountError as error:
+        if timeout is None and not isinstance(error, Offline):
+            raise
+        return left_behind(directory)
+    return ""
 
 
 def _mounted_place(given: dict[str, Any]) -> Path:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import math
 import os
 import threading
+import time
 from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,11 @@ from cloudsimfs.errors import MountError
 from cloudsimfs.simulations import SIMULATIONS
 
 PROGRESS = 0.2  # seconds between looks how far the uploads are
+MOST_NAMES = 3  # paths named in one line
+
+
+class Offline(MountError):
+    """Nothing is uploaded by this mount; the next one without --offline does it."""
 
 
 def mount_of(path: Path) -> Path:
@@ -80,13 +87,16 @@ def read_status(directory: Path) -> dict[str, Any]:
     return found
 
 
-def drain(directory: Path, remedy: str) -> bool:
+def drain(directory: Path, remedy: str, *, timeout: float = math.inf) -> bool:
     """Have everything uploaded, showing how far it is. Raises MountError with what remains; Ctrl-C says it too.
 
-    False if a file is still open for writing. `remedy` is what the command that waits can do instead.
+    False if a file is still open for writing. `remedy` is what the command that waits can do instead. After `timeout`
+    seconds, rounded up to what one write to `flush` takes, it is as if an upload had failed. Raises Offline if the
+    mount is, and something waits.
     """
     outcome: Future[bool] = Future()
-    threading.Thread(target=_flush, args=(directory, remedy, outcome), daemon=True).start()
+    deadline = time.monotonic() + timeout
+    threading.Thread(target=_flush, args=(directory, remedy, outcome, deadline), daemon=True).start()
     try:
         _show_progress(directory, outcome)
         return outcome.result()
@@ -95,14 +105,16 @@ def drain(directory: Path, remedy: str) -> bool:
         raise
 
 
-def _flush(directory: Path, remedy: str, outcome: Future[bool]) -> None:
+def _flush(directory: Path, remedy: str, outcome: Future[bool], deadline: float) -> None:
     """Wait until all is stored, in writes of bounded length each."""
     while True:
         try:
             (directory / STATE / "flush").write_text("1")
             outcome.set_result(True)
         except TimeoutError:
-            continue
+            if time.monotonic() < deadline:
+                continue
+            outcome.set_exception(MountError(_remains(directory, remedy)))
         except OSError as error:
             if error.errno == errno.EROFS:
                 outcome.set_result(True)  # nothing is written through this mount
@@ -110,6 +122,8 @@ def _flush(directory: Path, remedy: str, outcome: Future[bool]) -> None:
                 outcome.set_result(False)
             elif error.errno == errno.EAGAIN:
                 outcome.set_exception(MountError(_remains(directory, remedy)))
+            elif error.errno == errno.EHOSTUNREACH:  # an online mount answers EAGAIN, with what has failed
+                outcome.set_exception(Offline(_last_error(directory)))
             else:
                 outcome.set_exception(error)
         return
@@ -117,8 +131,9 @@ def _flush(directory: Path, remedy: str, outcome: Future[bool]) -> None:
 
 def _show_progress(directory: Path, outcome: Future[bool]) -> None:
     """A bar in bytes; a delete counts as one."""
-    total = _left(read_status(directory))
-    with click.progressbar(length=total, label="uploading", hidden=not total) as bar:
+    status = read_status(directory)
+    total = _left(status)
+    with click.progressbar(length=total, label="uploading", hidden=status["offline"] or not total) as bar:
         while not wait([outcome], timeout=PROGRESS).done:
             bar.update(max(0, total - _left(read_status(directory)) - bar.pos))
         if outcome.exception() is None:
@@ -138,11 +153,32 @@ def amount(jobs: list[dict[str, Any]]) -> str:
 def _remains(directory: Path, remedy: str) -> str:
     status = read_status(directory)
     jobs = status["pending"]
-    told = (directory / SIMULATIONS / "error").read_text().strip()
-    reason = next((job["error"] for job in jobs if job["error"]), told)
+    reason = _reason(directory, jobs)
     if not jobs:  # what was refused waits for nothing
         return f"{reason}; `cloudsimfs recover` lists what is kept, `cloudsimfs umount --no-wait` unmounts"
     return (
         f"not on the service yet: {amount(jobs)}{f': {reason}' if reason else ''}. They are safe in "
         f"{status['cache']['directory']} and go on while it is mounted; {remedy}"
     )
+
+
+def _reason(directory: Path, jobs: list[dict[str, Any]]) -> str:
+    return next((job["error"] for job in jobs if job["error"]), "") or _last_error(directory)
+
+
+def _last_error(directory: Path) -> str:
+    return (directory / SIMULATIONS / "error").read_text().strip()
+
+
+def left_behind(directory: Path) -> str:
+    """What an unmount now leaves for the next mount, in one line."""
+    status = read_status(directory)
+    jobs = status["pending"]
+    if not jobs:  # what was refused waits for nothing
+        return f"{_last_error(directory)}; `cloudsimfs recover` lists what is kept"
+    names = ", ".join(f"/{job['path']}" for job in jobs[:MOST_NAMES])
+    more = f" and {len(jobs) - MOST_NAMES} more" if len(jobs) > MOST_NAMES else ""
+    waits = "waits" if len(jobs) == 1 else "wait"
+    reason = _reason(directory, jobs)
+    online = " without --offline" if status["offline"] else f": {reason}" if reason else ""
+    return f"{amount(jobs)} {waits} in {status['cache']['directory']} for the next mount ({names}{more}){online}"
