@@ -4,6 +4,7 @@
     data/<name>.<version>   its log, while it is what the service has: found again by the next mount (`rangelog`)
     data/<name>.local       its log, while it holds local truth and a journal row names it
     lock                    held by the one mount that may use the directory
+    launch.lock             held by who launches a run, by a mount or without
 
 The directory is 0700, its files 0600. Threading: none of its own.
 """
@@ -28,6 +29,7 @@ from cloudsimfs.ranges import RangeSet
 from cloudsimfs.rows import Bytes
 
 LOCAL = "local"
+LAUNCH_LOCK = "launch.lock"
 
 
 def clear(directory: Path) -> int:
@@ -131,9 +133,9 @@ def measure(directory: Path) -> tuple[int, int]:
     return sum(map(disk_usage, files)), sum("." not in file.name for file in files)
 
 
-def lock_directory(directory: Path) -> int:
+def lock_directory(directory: Path, name: str = "lock") -> int:
     """A descriptor that holds the lock until it is closed. Raises MountError if another mount has it."""
-    fd = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fd = os.open(directory / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -18,7 +18,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 
 from cloudsimfs import paths
@@ -101,15 +101,21 @@ class Conflicts:
 
     def _free_name(self, path: str, listed: Collection[str]) -> str:
         """The caller holds the tree's lock."""
-        directory, name = paths.split(path)
-        host = re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname().partition(".")[0])[:40]
-        mark = f".conflict-{host}-{time.strftime('%Y%m%d-%H%M%S')}"
-        for number in itertools.count(1):
-            ending = mark if number == 1 else f"{mark}-{number}"
-            found = paths.join(directory, _shortened(name, len(ending)) + ending)
-            if paths.name(found) not in listed and self._tree.overlay.get(found) is None:
-                return found
-        raise AssertionError
+        return next(
+            found
+            for found in conflict_names(path)
+            if paths.name(found) not in listed and self._tree.overlay.get(found) is None
+        )
+
+
+def conflict_names(path: str) -> Iterator[str]:
+    """What a copy beside `path` may be called, the plainest first."""
+    directory, name = paths.split(path)
+    host = re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname().partition(".")[0])[:40]
+    mark = f".conflict-{host}-{time.strftime('%Y%m%d-%H%M%S')}"
+    for number in itertools.count(1):
+        ending = mark if number == 1 else f"{mark}-{number}"
+        yield paths.join(directory, _shortened(name, len(ending)) + ending)
 
 
 def _move_aside(tree: Tree, inode: Inode, path: str) -> None:

@@ -111,8 +111,17 @@ CREATE TABLE IF NOT EXISTS attr (          -- attributes the service has no plac
   ino INTEGER, perm INTEGER, uid INTEGER, gid INTEGER, mtime_ns INTEGER, atime_ns INTEGER, -- NULL: the default
   version    TEXT                          -- JSON [id, size, mtime_ns] the times belong to; NULL: any
 );
+CREATE TABLE IF NOT EXISTS handover (      -- all of this is being handed to another key (`adoption`)
+  id         TEXT PRIMARY KEY,
+  target     TEXT NOT NULL                 -- the directory of that key
+);
+CREATE TABLE IF NOT EXISTS adopted (       -- the handovers that were taken in here
+  id         TEXT PRIMARY KEY
+);
 """
+EVERYTHING = ("file", "draft", "folder", "gone", "launch", "attr", "handover")
 
+FILES = "SELECT * FROM file ORDER BY rowid"
 DRAFTS = "SELECT * FROM draft ORDER BY rowid"
 
 
@@ -127,6 +136,29 @@ def count_pending(path: Path) -> int:
 def read_drafts(path: Path) -> list[DraftRow]:
     """The drafts in the journal at `path`, which another mount may have open. Raises MountError."""
     return [_draft(row) for row in rows_of(path, DRAFTS)]
+
+
+def read_closed(path: Path) -> list[FileRow]:
+    """The files that wait for their upload in the journal at `path`, which another mount may have open.
+
+    Raises MountError.
+    """
+    return [row for row in map(_file, rows_of(path, FILES)) if row.state == "closed"]
+
+
+def read_counts(path: Path) -> tuple[int, int, int]:
+    """How many deletes, launches of unknown outcome, and launches with a key the journal at `path` has.
+
+    Raises MountError.
+    """
+    tables = "(SELECT count(*) FROM gone WHERE NOT done), count(*) - count(run), count(run)"
+    deletes, unresolved, resolved = rows_of(path, f"SELECT {tables} FROM launch")[0]
+    return deletes, unresolved, resolved
+
+
+def has_adopted(path: Path, handover: str) -> bool:
+    """Whether the journal at `path` has taken in a handover. Raises MountError."""
+    return path.exists() and (handover,) in rows_of(path, "SELECT id FROM adopted")
 
 
 class Journal:
@@ -223,11 +255,7 @@ class Journal:
             self._db.run("DELETE FROM draft WHERE ino = ? AND NOT kept", ino)
 
     def files(self) -> list[FileRow]:
-        rows = self._db.rows("SELECT * FROM file ORDER BY rowid")
-        return [
-            FileRow(ino, path, state, generation, bool(uploaded), unpack(base), stored_ns, unpack_bytes(*held))
-            for ino, path, state, generation, uploaded, base, stored_ns, *held in rows
-        ]
+        return [_file(row) for row in self._db.rows(FILES)]
 
     def drafts(self) -> list[DraftRow]:
         return [_draft(row) for row in self._db.rows(DRAFTS)]
@@ -314,6 +342,38 @@ class Journal:
             for row, request, token, known, run in rows
         ]
 
+    def save_launch(self, row: LaunchRow) -> None:
+        """One that another journal has recorded."""
+        self._db.run(
+            "INSERT INTO launch (request, token, known, run) VALUES (?,?,?,?)",
+            json.dumps(astuple(row.request)),
+            row.token,
+            json.dumps(list(row.known)),
+            row.run,
+        )
+
+    # -- handing everything to another key: see `adoption` ------------------------------------------------
+
+    def begin_handover(self, handover: str, target: str) -> None:
+        self._db.run("INSERT INTO handover VALUES (?,?)", handover, target)
+
+    def handovers(self) -> list[tuple[str, str]]:
+        """The id and the target directory of that which has begun, if one has."""
+        return [(handover, target) for handover, target in self._db.rows("SELECT id, target FROM handover")]
+
+    def drop_handover(self) -> None:
+        """It has come to nothing."""
+        self._db.run("DELETE FROM handover")
+
+    def save_adopted(self, handover: str) -> None:
+        self._db.run("INSERT INTO adopted VALUES (?)", handover)
+
+    def clear(self) -> None:
+        """Forget everything: it is another's now."""
+        with self.transaction():
+            for table in EVERYTHING:
+                self._db.run(f"DELETE FROM {table}")
+
     # -- attributes -----------------------------------------------------------------------------------
 
     def save_attr(self, path: str, attr: LocalAttr) -> None:
@@ -339,6 +399,11 @@ class Journal:
             path: LocalAttr(ino, perm, uid, gid, mtime_ns, atime_ns, unpack_version(version))
             for path, ino, perm, uid, gid, mtime_ns, atime_ns, version in rows
         }
+
+
+def _file(row: tuple[Any, ...]) -> FileRow:
+    ino, path, state, generation, uploaded, base, stored_ns, *held = row
+    return FileRow(ino, path, state, generation, bool(uploaded), unpack(base), stored_ns, unpack_bytes(*held))
 
 
 def _draft(row: tuple[Any, ...]) -> DraftRow:

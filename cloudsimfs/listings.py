@@ -6,6 +6,7 @@ under one lock, a leaf; saves are collected and written by a thread of this modu
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
@@ -13,10 +14,11 @@ import os
 import sqlite3
 import threading
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from cloudsimfs import paths
+from cloudsimfs.errors import MountError
 from cloudsimfs.service.model import Entry
 
 log = logging.getLogger(__name__)
@@ -33,12 +35,30 @@ CLEAN = 1  # the application_id of a database that was closed in order
 WRITE_EVERY = 1.0  # seconds
 
 
+def inherit(path: Path, other: Path, folders: Iterable[str]) -> None:
+    """What the database at `other` knows of these folders is known at `path`, too; good only if nobody can be asked.
+
+    Neither may be in use by a mount. Raises MountError.
+    """
+    chosen = [(folder,) for folder in folders]
+    try:
+        with contextlib.closing(ListingStore.open(path)) as db:
+            if other.exists():
+                ListingStore.open(other).close()  # made anew if it cannot be read
+                db.execute("ATTACH ? AS other", (str(other),))
+                copy = "INSERT OR IGNORE INTO listing SELECT path, -9e999, entries FROM other.listing WHERE path = ?"
+                db.executemany(copy, chosen)
+            db.executemany("UPDATE listing SET asked_at = -9e999 WHERE path = ?", chosen)
+    except sqlite3.Error as error:
+        raise MountError(f"{path}: the listings cannot be kept: {error}") from error
+
+
 class ListingStore:
     """The database at `path` (0600). One that cannot be read is made anew."""
 
     def __init__(self, path: Path) -> None:
         self._lock = threading.Lock()  # protects _db
-        self._db = self._open(path)
+        self._db = self.open(path)
         # After a crash what was written may be older than what we have done since, and what the journal, relying on
         # a newer listing, has forgotten: good only if nobody can be asked.
         self._trusted = self._db.execute("PRAGMA application_id").fetchone()[0] == CLEAN
@@ -49,7 +69,7 @@ class ListingStore:
         self._writer: threading.Thread | None = None
 
     @staticmethod
-    def _open(path: Path) -> sqlite3.Connection:
+    def open(path: Path) -> sqlite3.Connection:
         for _ in range(2):
             os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
             db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from cloudsimfs import __version__, paths, tombstones
+from cloudsimfs import __version__, adoption, paths, tombstones
 from cloudsimfs.clock import Clock, SystemClock
 from cloudsimfs.config import KERNEL_SHARE, Config, cache_limit
 from cloudsimfs.conflicts import Conflicts
@@ -126,6 +126,7 @@ class Mount:
         except CloudsimfsError:
             self._let_go()
             raise
+        adoption.settle(self._config.cache_dir, self._files.journal)
         replay(self._files.tree)
         try:
             serve(self._operations, str(self._mountpoint), options=_fuse_options(self._config))

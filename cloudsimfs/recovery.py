@@ -3,6 +3,8 @@
     under its name      the journal had no closed state: the tree shows the draft, and `replay` did not queue it
     beside the names    the name has the closed state again; the draft is a row of the journal and a backing file
 
+Of a directory that is not mounted, the closed files that wait for their upload are listed, too.
+
 Nothing of it is uploaded or removed unless somebody says so. `Recovery` is a mount's; `find_drafts` and `copy_out`
 need only the cache directory.
 
@@ -25,10 +27,10 @@ from cloudsimfs.disk import copy_file
 from cloudsimfs.errors import Cancelled, Invalid, IsDirectory, NotFound, TimedOut
 from cloudsimfs.handles import Handles
 from cloudsimfs.inode import Inode
-from cloudsimfs.journal import read_drafts
+from cloudsimfs.journal import read_closed, read_drafts
 from cloudsimfs.overlay import is_local_name
 from cloudsimfs.rename import lookup_or_none, replace_target
-from cloudsimfs.rows import DraftRow
+from cloudsimfs.rows import DraftRow, FileRow
 from cloudsimfs.tree import Tree
 
 ID_LENGTH = 8  # letters of the backing file's name
@@ -45,6 +47,7 @@ class Draft:
     missing: int  # bytes that are only on the service
     file: str  # the backing file
     shown: bool  # its name has it; else that has the last closed state
+    closed: bool = False  # no draft: it waits for its upload in a directory that is not mounted
 
 
 def _draft(row: DraftRow, data: Path) -> Draft:
@@ -52,6 +55,14 @@ def _draft(row: DraftRow, data: Path) -> Draft:
     size = file.stat().st_size if file.exists() else 0
     missing = missing_bytes(data, replace(row.bytes, size=size))
     return Draft(row.bytes.backing[:ID_LENGTH], row.path, size, row.since_ns, missing, str(file), not row.kept)
+
+
+def _closed(row: FileRow, data: Path) -> Draft:
+    file = data / row.bytes.backing
+    since_ns = file.stat().st_mtime_ns if file.exists() else 0
+    missing = missing_bytes(data, row.bytes)
+    size = row.bytes.size
+    return Draft(row.bytes.backing[:ID_LENGTH], row.path, size, since_ns, missing, str(file), shown=True, closed=True)
 
 
 class Recovery:
@@ -158,10 +169,16 @@ class Recovery:
 
 
 def find_drafts(directory: Path) -> list[Draft]:
-    """What a cache directory has. While it is mounted, what is being written now is none of it."""
-    mounted = is_mounted(directory)
-    rows = [row for row in read_drafts(directory / "journal.db") if row.kept or not mounted]
-    return [_draft(row, directory / "data") for row in rows if not is_local_name(paths.name(row.path))]
+    """What a cache directory has, and what waits there for its upload. While it is mounted, that goes up, and what is
+    being written now is no draft.
+    """
+    mounted, data, journal = is_mounted(directory), directory / "data", directory / "journal.db"
+    if not journal.exists():
+        return []
+    drafts = [row for row in read_drafts(journal) if row.kept or not mounted]
+    closed = [] if mounted else read_closed(journal)
+    found = [*(_draft(row, data) for row in drafts), *(_closed(row, data) for row in closed)]
+    return [draft for draft in found if not is_local_name(paths.name(draft.path))]
 
 
 def copy_out(draft: Draft, directory: Path, taken: Collection[Path] = ()) -> Path:
@@ -172,5 +189,9 @@ def copy_out(draft: Draft, directory: Path, taken: Collection[Path] = ()) -> Pat
     if target in taken or target.exists():
         target = target.with_name(f"{target.name}.{draft.id}")
     target.parent.mkdir(parents=True, exist_ok=True)
-    copy_file(Path(draft.file), target, draft.size)
+    if Path(draft.file).exists():
+        copy_file(Path(draft.file), target, draft.size)
+    else:  # a stored file that was renamed: nothing of it is here
+        target.touch(0o600)
+        os.truncate(target, draft.size)
     return target

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from cloudsimfs import launch, runs
+from cloudsimfs.cachedir import LAUNCH_LOCK
 from cloudsimfs.clock import Clock
 from cloudsimfs.journal import Journal
 from cloudsimfs.launch import Launcher
@@ -38,7 +39,7 @@ def runs_of_account(
         RunCommands(client, found, place),
         lookups,
         Pictures(client, found, store, ttl=ttl, clock=clock),
-        Launcher(client, found, lookups, place, journal, lock_file=directory / "launch.lock"),
+        Launcher(client, found, lookups, place, journal, lock_file=directory / LAUNCH_LOCK),
         Poller(found, client.budget, ttl=ttl, clock=clock),
         store,
         client.budget,

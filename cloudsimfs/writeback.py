@@ -14,7 +14,7 @@ Inode.lock: callers may hold an inode's lock; jobs take an inode's lock only wit
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from cloudsimfs import paths
 from cloudsimfs.clock import Clock
@@ -279,14 +279,17 @@ class Writeback:
         with inode.lock:
             if job.cancelled or not inode.committed or inode.state is not WriteState.QUEUED or inode.content is None:
                 raise Cancelled(job.path)
-            if not inode.uploaded and inode.attr.ino is not None:
-                self._journal.mark_uploaded(inode.attr.ino)
-                inode.uploaded = True
             generation, content, base = inode.generation, inode.content, inode.entry
             job.size, job.sent = content.size, 0
             content.acquire()
-            inode.move("start")  # last: the steps before may find the disk full, and are tried again
-            inode.in_doubt = True
+            inode.move("start")
+
+        def body() -> Iterator[bytes]:
+            with inode.lock:
+                if not still_wanted():
+                    raise Cancelled(job.path)
+                self._may_arrive(inode)
+            return content.blocks(still_wanted)
 
         def still_wanted() -> bool:
             return not job.cancelled and inode.generation == generation
@@ -301,7 +304,7 @@ class Writeback:
             stored = self._proved(job, base) or self._client.upload(
                 job.path,
                 job.size,
-                lambda: content.blocks(still_wanted),
+                body,
                 is_listed=lambda stored: self._is_listed(job, base, stored),
                 progress=progress,
                 urgency=Urgency.BACKGROUND,
@@ -322,6 +325,15 @@ class Writeback:
                 inode.stored_ns, inode.stored_at = stored.stored_ns, self._clock.monotonic()
                 inode.stored_size, inode.in_doubt = job.size, False
         self._conclude(job, inode)
+
+    def _may_arrive(self, inode: Inode) -> None:
+        """Its bytes are about to be sent: from now on the service may have them, whatever is heard of it. What fails
+        before, as for a refused key, leaves no doubt. The caller holds the inode's lock.
+        """
+        if not inode.uploaded and inode.attr.ino is not None:
+            self._journal.mark_uploaded(inode.attr.ino)
+            inode.uploaded = True
+        inode.in_doubt = True
 
     def _proved(self, job: Job, base: Entry | None) -> Stored | None:
         """The last attempt's outcome, if that was doubted and is listed by now."""
@@ -371,8 +383,8 @@ class Writeback:
         """Wait until all below `folder` is on the service and the service knows (design.md, invariant 8).
 
         Raises TryAgain as soon as an operation below has failed, or when `timeout` seconds have passed, WrongState if
-        a file that was closed or synced is still open for writing, Cancelled if `interrupted` says so, Unreachable if the
-        mount is offline and something waits. Deletes that wait for an open file are not waited for.
+        a file that was closed or synced is still open for writing, Cancelled if `interrupted` says so, Unreachable if
+        the mount is offline and something waits. Deletes that wait for an open file are not waited for.
         """
         self._wait_for_releases(folder)
         self.check_refused(folder)

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from cloudsimfs.adoption import Handover
 from cloudsimfs.content import Content
 from cloudsimfs.datacache import DataCache
 from cloudsimfs.inode import Gone
@@ -48,6 +49,11 @@ POINTS: dict[str, tuple[type, str, Callable[..., bool]]] = {
     "tombstone-dropped": (Journal, "drop_gone", always),
     "tombstone-retired": (Tree, "_retire", lambda _, item, __: isinstance(item, Gone)),
     "service-told": (Client, "delete_cache", always),
+    "handover-1-recorded": (Handover, "record", always),
+    "handover-2-linked": (Handover, "link", always),
+    "handover-3-almost": (Journal, "save_adopted", always),
+    "handover-3-adopted": (Handover, "save", always),
+    "handover-4-emptied": (Journal, "clear", always),
 }
 
 

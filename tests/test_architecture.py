@@ -47,7 +47,7 @@ LAYERS = [
     {"settings"},
     {"profiles", "mountoptions"},
     {"keys"},
-    {"recovery"},
+    {"recovery", "adoption"},
     {"control", "config", "mountpoint", "kernel", "logs", "previews"},
     {"operations", "daemon", "doctor"},
     {"report", "metrics"},

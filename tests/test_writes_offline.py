@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
 
 import pytest
 from conftest import MountFactory
@@ -20,7 +19,7 @@ def api(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def offline(box: Sandbox, mount: MountFactory) -> Iterator[Mounted]:
+def offline(box: Sandbox, mount: MountFactory) -> Mounted:
     """Offline, with all folders known and nothing to be uploaded yet."""
     box.populate({**SHORT, "old": b"old", "kept": b"kept"})
     m = mount()
@@ -31,7 +30,7 @@ def offline(box: Sandbox, mount: MountFactory) -> Iterator[Mounted]:
     m.option(offline=True)
     m.remount()
     box.calls.reset()
-    yield m
+    return m
 
 
 def test_it_unmounts_at_once_and_says_what_waits(box: Sandbox, offline: Mounted) -> None:

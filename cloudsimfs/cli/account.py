@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from cloudsimfs import config, keys, profiles
+from cloudsimfs.cli.adopting import note_other_keys
 from cloudsimfs.cli.base import main
 from cloudsimfs.cli.options import options, settings_of
 from cloudsimfs.cli.table import echo_table
@@ -51,6 +52,7 @@ def login(license_file: Path | None, keyring: bool, **given: Any) -> None:
     user = f" as {credentials.username}" if credentials.username else ""
     option = profiles.option(settings.profile)
     click.echo(f"{url} accepts the key{user}; it is kept in {kept}. Next: cloudsimfs mount{option} MOUNTPOINT")
+    note_other_keys(config.account_dir(settings["cache-dir"], url, credentials.key))
 
 
 def _keep(profile: str, url: str, key: str, *, keyring: bool) -> str:

@@ -12,13 +12,13 @@ from typing import Any
 import click
 
 from cloudsimfs import cachedir, config, mountoptions, mountpoint
+from cloudsimfs.cli.adopting import note_other_keys
 from cloudsimfs.cli.base import main
 from cloudsimfs.cli.options import options, settings_of
 from cloudsimfs.cli.running import Offline, dead_mounts, drain, left_behind, mount_at_hand, read_status
 from cloudsimfs.daemon import notify_systemd, run_in_background
 from cloudsimfs.doctor import check_mounting
 from cloudsimfs.errors import ConfigError, MountError
-from cloudsimfs.journal import count_pending
 from cloudsimfs.logs import set_up_logging
 from cloudsimfs.settings import DIRECT, split_options
 
@@ -54,7 +54,7 @@ def run_mount(directory: Path | None, words: tuple[str, ...], foreground: bool, 
     settings, mount_options = _chosen(given, words)
     directory = place_of(directory, settings)
     chosen = config.mount_config(settings, mount_options)
-    _note_other_accounts(chosen.cache_dir)
+    note_other_keys(chosen.cache_dir)
     mountpoint.prepare(directory)
     check_mounting(directory, settings)
     with cachedir.provisional(chosen.cache_dir, log_file=None if settings["log-file"] else chosen.log_file):
@@ -108,15 +108,6 @@ def place_of(directory: Path | None, settings: config.Settings) -> Path:
     if found is None:
         raise ConfigError(f"no mount point: name it, or put mountpoint = ... into the profile {settings.profile}")
     return Path(found).absolute()
-
-
-def _note_other_accounts(cache_dir: Path) -> None:
-    for other in config.other_accounts(cache_dir):
-        waiting = count_pending(other / "journal.db")
-        if waiting:
-            click.echo(
-                f"note: {waiting} files written with another key wait in {other}; mount with it once", err=True
-            )
 
 
 UMOUNT_EPILOG = """\

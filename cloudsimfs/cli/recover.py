@@ -10,14 +10,18 @@ import time
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 
 from cloudsimfs import config
+from cloudsimfs.cachedir import is_mounted
+from cloudsimfs.cli import adopting
 from cloudsimfs.cli.base import main
-from cloudsimfs.cli.running import mount_at_hand, mount_of
+from cloudsimfs.cli.options import options, settings_of
+from cloudsimfs.cli.running import mount_at_hand, mount_of, read_status
 from cloudsimfs.control import STATE
-from cloudsimfs.errors import MountError
+from cloudsimfs.errors import ConfigError, MountError
 from cloudsimfs.recovery import Draft, copy_out, find_drafts
 from cloudsimfs.simulations import SIMULATIONS
 
@@ -28,9 +32,10 @@ from cloudsimfs.simulations import SIMULATIONS
 @click.option("--upload", multiple=True, metavar="NAME", help="Upload it as it is; may be repeated.")
 @click.option("--all", "upload_all", is_flag=True, help="Upload all of them as they are.")
 @click.option("--discard", multiple=True, metavar="NAME", help="Remove it; may be repeated.")
-@click.option("--yes", is_flag=True, help="Do not ask before something is removed.")
-@click.option("--url", help="Without a mount: the service's address; default: all that are there.")
-@click.option("--cache-dir", type=click.Path(path_type=Path), help="Without a mount: where to look.")
+@click.option("--adopt", is_flag=True, help="Hand what waits under an earlier key of the account to the present key.")
+@click.option("--from", "source", metavar="DIR", type=click.Path(path_type=Path), help="Adopt only what is there.")
+@click.option("--yes", is_flag=True, help="Do not ask before something is removed, or adopted.")
+@options("url", "key-file", "cache-dir")
 @click.option("--json", "as_json", is_flag=True, help="For programs; sizes in bytes, times in nanoseconds.")
 def recover(
     path: Path | None,
@@ -38,27 +43,44 @@ def recover(
     upload: tuple[str, ...],
     upload_all: bool,
     discard: tuple[str, ...],
+    adopt: bool,
+    source: Path | None,
     yes: bool,
-    url: str | None,
-    cache_dir: Path | None,
     as_json: bool,
+    **given: Any,
 ) -> None:
     """List the files that were open for writing when the daemon died, and deal with them.
 
     They are kept on this machine and never uploaded by themselves. PATH is anywhere in the mount;
-    default: the one we are in, or the only one; if there is none, the cache directories are looked through. NAME is
-    an id or a path of the list, or a pattern.
+    default: the one we are in, or the only one; if there is none, the cache directories are looked through, those of
+    all services unless --url or --profile names one. NAME is an id or a path of the list, or a pattern.
+
+    Closed files that wait for their upload in a directory that is not mounted, as those of a key that was replaced,
+    are listed and saved, too. --adopt hands all that waits under an earlier key (files, drafts, deletes, launches
+    without answer) to the profile's present one, whose next mount goes on with it; the drive must not be mounted.
     """
+    elsewhere, of_service = bool(given["cache_dir"] or given["url"]), bool(given["url"] or given["profile"])
+    settings = settings_of(given)
+    if adopt or source is not None:
+        if not adopt or save or upload or upload_all or discard:
+            raise ConfigError(
+                "--adopt goes with --from, --yes and the account's options only, --from with --adopt only"
+            )
+        adopting.adopt(config.account(settings).directory, source, yes=yes)
+        return
     wanted = ("*", *upload) if upload_all else upload
-    top = _mount(path, elsewhere=bool(cache_dir or url))
-    drafts = _listed(top) if top is not None else _stored(cache_dir, url)
-    if not (save or wanted or discard) or not (drafts or upload or discard):
-        _show(drafts, as_json=as_json)
+    top = _mount(path, elsewhere=elsewhere)
+    drafts = _listed(top) if top is not None else []
+    places = _other_keys(top) if top is not None else _places(settings, of_service=of_service)
+    kept = [draft for place in places for draft in find_drafts(place)]
+    if not (save or wanted or discard) or not (drafts or kept or upload or discard):
+        _show([*drafts, *kept], as_json=as_json)
         return
     if top is None and (wanted or discard):
         raise MountError("mount the storage first: without it, what is kept can only be listed and saved")
     if save is not None:
         _save(top, drafts, save)
+        _save(None, kept, save)
     if top is not None and wanted:
         for draft in _named(drafts, wanted):
             _command(top, "upload", draft)
@@ -77,8 +99,14 @@ def _listed(top: Path) -> list[Draft]:
     return [Draft(**found) for found in json.loads((top / STATE / "recover.json").read_text())]
 
 
-def _stored(cache_dir: Path | None, url: str | None) -> list[Draft]:
-    return [draft for directory in config.account_dirs(cache_dir, url) for draft in find_drafts(directory)]
+def _places(settings: config.Settings, *, of_service: bool) -> list[Path]:
+    return config.account_dirs(settings["cache-dir"], settings["url"] if of_service else None)
+
+
+def _other_keys(top: Path) -> list[Path]:
+    """The directories of the service's other keys that no mount uses: what waits there waits for somebody."""
+    directory = Path(read_status(top)["cache"]["directory"])
+    return [other for other in config.other_accounts(directory) if not is_mounted(other)]
 
 
 def _show(drafts: list[Draft], *, as_json: bool) -> None:
@@ -94,6 +122,7 @@ def _show(drafts: list[Draft], *, as_json: bool) -> None:
 def describe(draft: Draft) -> str:
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(draft.since_ns / 1e9))
     notes = [] if draft.shown else ["its name has the last closed state"]
+    notes += [f"closed, and not uploaded: waits in {Path(draft.file).parents[1]}"] if draft.closed else []
     notes += [f"{draft.missing} bytes of it are only on the service"] if draft.missing else []
     return f"{draft.id} {draft.size:>12} {when} /{draft.path}" + (f"  ({'; '.join(notes)})" if notes else "")
 

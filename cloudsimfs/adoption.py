@@ -1,0 +1,275 @@
+"""Handing what waits under one key of an account to another one: all that the journal of the first directory says.
+
+A key cannot prove whose it is: the user says that both are of one account. The steps, in this order:
+
+    1  recorded    a row of the source's journal says that all of it is being handed over, and where to
+    2  linked      each backing file has a name in the target's directory, too, and is on the disk
+    3  adopted     the target's journal has the rows, and the number of the handover: one transaction
+    4  emptied     the source's journal has none any more, nor that of 1: one transaction
+    5  unlinked    the source's names of the backing files are gone
+
+Killed before 3, nothing has happened: names without a row are swept by the target's next mount. Killed after it, all
+is the target's, and who comes next, `settle` or another handover, does the rest. A file keeps the version it is based
+on, and its folder is listed anew before it is uploaded: what others have stored meanwhile, with whatever key, becomes
+a conflict as ever (`conflicts`). What the target itself has written under the same name, and not yet stored, stays
+there, and what is adopted goes beside it. A delete of what the target has written since is left out.
+
+Threading: none; both directories are locked, so that neither is mounted.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from cloudsimfs import cachedir, listings, paths
+from cloudsimfs.attrs import fresh_ino
+from cloudsimfs.cachedir import LAUNCH_LOCK, LOCAL, lock_directory, log_of
+from cloudsimfs.conflicts import conflict_names
+from cloudsimfs.disk import copy_file, disk_failure, make_private
+from cloudsimfs.errors import MountError
+from cloudsimfs.journal import Journal, has_adopted, read_closed, read_counts, read_drafts
+from cloudsimfs.overlay import is_local_name
+from cloudsimfs.rows import DraftRow, FileRow, GoneRow
+
+JOURNAL = "journal.db"
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What a directory holds that is not on the service."""
+
+    files: int = 0  # closed
+    drafts: int = 0  # being written when the daemon died
+    deletes: int = 0
+    launches: int = 0  # that got no answer
+    keys: int = 0  # launches with a key, which must not be made again
+
+    def __bool__(self) -> bool:
+        return bool(self.files or self.drafts or self.deletes or self.launches)
+
+    def __str__(self) -> str:
+        counts = {"file": self.files, "draft": self.drafts, "delete": self.deletes, "launch": self.launches}
+        plural = {"launch": "es"}
+        parts = [f"{n} {name}{'' if n == 1 else plural.get(name, 's')}" for name, n in counts.items() if n]
+        return " and ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]]))
+
+    @property
+    def verb(self) -> str:
+        return "waits" if self.files + self.drafts + self.deletes + self.launches == 1 else "wait"
+
+
+def waiting(directory: Path) -> Waiting:
+    """Raises MountError if the journal cannot be read."""
+    journal = directory / JOURNAL
+    if not journal.exists():
+        return Waiting()
+    files, drafts = [row.path for row in read_closed(journal)], [row.path for row in read_drafts(journal)]
+    return Waiting(_real(files), _real(drafts), *read_counts(journal))
+
+
+def _real(files: list[str]) -> int:
+    return sum(not is_local_name(paths.name(path)) for path in files)
+
+
+def settle(directory: Path, journal: Journal) -> None:
+    """Before the directory's journal is used: a handover that was killed is undone, or done. Raises MountError."""
+    for handover, target in journal.handovers():
+        if has_adopted(Path(target) / JOURNAL, handover):
+            _let_go(directory, journal)
+        else:
+            journal.drop_handover()
+            journal.sync()
+
+
+def _let_go(directory: Path, journal: Journal) -> None:
+    """Steps 4 and 5."""
+    names = _backing_names(journal)
+    journal.clear()
+    journal.sync()
+    for name in names:
+        for file in _files_of(directory, name):
+            file.unlink(missing_ok=True)
+
+
+def _backing_names(journal: Journal) -> list[str]:
+    return sorted({row.bytes.backing for row in journal.files()} | {row.bytes.backing for row in journal.drafts()})
+
+
+def _files_of(directory: Path, name: str) -> list[Path]:
+    """A backing file, and what was fetched of it since its row was written."""
+    backing = directory / "data" / name
+    return [backing, log_of(backing, LOCAL)]
+
+
+def adopt(source: Path, target: Path) -> list[tuple[str, str]]:
+    """Hand everything that waits in `source` to `target`. The paths that changed, before and after.
+
+    Raises MountError if one of them is in use, or a step fails: what was adopted by then is whole.
+    """
+    try:
+        with cachedir.provisional(target), _held(source), _held(target), ExitStack() as stack:
+            make_private(target / "data")
+            journals = [stack.enter_context(closing(Journal(place / JOURNAL))) for place in (source, target)]
+            return Handover(source, target, *journals).run()
+    except OSError as error:
+        raise disk_failure(error) from error
+
+
+@contextmanager
+def _held(directory: Path) -> Iterator[None]:
+    """While neither a mount uses the directory nor a command launches there."""
+    with ExitStack() as stack:
+        for name in ("lock", LAUNCH_LOCK):
+            try:
+                stack.callback(os.close, lock_directory(directory, name))
+            except MountError:
+                raise MountError(
+                    f"{directory}: in use; unmount it first (`cloudsimfs umount`), then `cloudsimfs recover --adopt`"
+                ) from None
+        yield
+
+
+class Handover:
+    def __init__(self, source: Path, target: Path, old: Journal, new: Journal) -> None:
+        self._source = source
+        self._target = target
+        self._old = old
+        self._new = new
+        self._id = secrets.token_hex(12)
+
+    def run(self) -> list[tuple[str, str]]:
+        settle(self._source, self._old)
+        self.record()
+        for name in _backing_names(self._old):
+            self.link(name)
+        _fsync(self._target / "data")
+        places = _Places(self._new)
+        self.save(places)
+        _let_go(self._source, self._old)
+        return places.moved()
+
+    def record(self) -> None:
+        self._old.begin_handover(self._id, str(self._target))
+        self._old.sync()
+
+    def link(self, name: str) -> None:
+        for file in _files_of(self._source, name):
+            with suppress(FileNotFoundError):  # replay says that it is gone
+                _link(file, self._target / "data" / file.name)
+
+    def save(self, places: _Places) -> None:
+        """All rows, and the number of the handover."""
+        folders = {paths.parent(row.path) for row in self._old.files()}
+        listings.inherit(self._target / "listings.db", self._source / "listings.db", folders)
+        with self._new.transaction():
+            self._save_files(places)
+            for gone in self._old.gone():
+                if places.may_go(gone):
+                    self._new.save_gone(replace(gone, after=tuple(map(places.ino, gone.after))))
+            for launch in self._old.launches():
+                self._new.save_launch(launch)
+            self._save_attrs(places)
+            self._new.save_adopted(self._id)
+        self._new.sync()
+
+    def _save_files(self, places: _Places) -> None:
+        for folder in self._old.folders():
+            if places.of(folder, is_dir=True) == folder:
+                self._new.save_folder(folder)
+        for file in self._old.files():
+            if file.state == "closed" or places.of(file.path) == file.path:
+                moved = _moved(file, places.of(file.path))
+                self._new.save_file(replace(moved, ino=places.ino(file.ino)))
+        for draft in sorted(self._old.drafts(), key=lambda row: not row.kept):  # saving a kept one drops the other
+            place = draft.path if draft.kept else places.of(draft.path)
+            self._new.save_draft(replace(_moved_draft(draft, place), ino=places.ino(draft.ino)), closed=True)
+
+    def _save_attrs(self, places: _Places) -> None:
+        known = self._new.attrs()
+        for path, attr in self._old.attrs().items():
+            place = places.of(path)
+            if place not in known:
+                ino = None if attr.ino is None else places.ino(attr.ino)
+                self._new.save_attr(place, replace(attr, ino=ino))
+
+
+class _Places:
+    """Where the target has room for what is adopted: what it has written itself keeps its name, and its number."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._inos = {row.ino for row in journal.files()} | {row.ino for row in journal.drafts()}
+        self._inos |= {attr.ino for attr in journal.attrs().values() if attr.ino is not None}
+        self._fresh: dict[int, int] = {}  # by the number of the source, where that is taken
+        self._files = {row.path for row in journal.files()}
+        self._files |= {row.path for row in journal.drafts() if not row.kept}
+        self._gone = {row.path for row in journal.gone()}
+        made = [*journal.folders(), *(paths.parent(path) for path in self._files)]
+        self._folders = {above for folder in made for above in _with_parents(folder)}
+        self._given: dict[str, str] = {}  # by the path of the source, what of it had to change
+
+    def of(self, path: str, *, is_dir: bool = False) -> str:
+        """`path`, or a conflict copy's name for it, or for the folder it is in."""
+        for above in _with_parents(path):
+            if above in self._given:
+                return self._given[above] + path[len(above) :]
+            taken = above in self._files or (above == path and not is_dir and above in self._folders)
+            if taken:
+                free = (name for name in conflict_names(above) if name not in self._files | self._folders)
+                self._given[above] = next(free)
+                return self._given[above] + path[len(above) :]
+        return path
+
+    def ino(self, number: int) -> int:
+        """An inode number made from a name is the same with each key."""
+        return self._fresh.setdefault(number, fresh_ino()) if number in self._inos else number
+
+    def may_go(self, gone: GoneRow) -> bool:
+        """Whether the target has nothing of its own under the name."""
+        return not (gone.path in self._files | self._folders | self._gone or self._of_files(gone.path))
+
+    def _of_files(self, path: str) -> bool:
+        return any(above in self._files for above in _with_parents(path))
+
+    def moved(self) -> list[tuple[str, str]]:
+        return sorted(self._given.items())
+
+
+def _with_parents(path: str) -> list[str]:
+    """The path and all folders above it but the root, from the top."""
+    parts = path.split("/")
+    return ["/".join(parts[: count + 1]) for count in range(len(parts)) if path]
+
+
+def _moved(row: FileRow, path: str) -> FileRow:
+    """The row under the path; elsewhere it is based on nothing."""
+    return row if path == row.path else replace(row, path=path, base=None, uploaded=False, stored_ns=None)
+
+
+def _moved_draft(row: DraftRow, path: str) -> DraftRow:
+    return row if path == row.path else replace(row, path=path, base=None, uploaded=False)
+
+
+def _link(source: Path, target: Path) -> None:
+    """Another name for a file; where the filesystem has no such thing, a copy."""
+    _fsync(source)
+    target.unlink(missing_ok=True)  # of a handover that was killed, and maybe older
+    try:
+        os.link(source, target)
+    except OSError:
+        fresh = target.with_name(f"{target.name}.part")  # swept if it stays
+        copy_file(source, fresh, cachedir.size_of(source))
+        _fsync(fresh)
+        fresh.rename(target)
+
+
+def _fsync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
