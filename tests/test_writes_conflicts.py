@@ -197,3 +197,14 @@ def test_a_change_whose_rest_others_have_replaced_is_kept_here(box: Sandbox, mou
     with open(m.path / "f", "r+b", buffering=0) as file:
         file.write(b"again")
     assert m.settle() == {"f": b"again" + theirs[5:]}
+
+
+def test_an_empty_file_is_ours_too(box: Sandbox, mount: MountFactory) -> None:
+    """There are no bytes to send, and still it was uploaded: what is listed is no work of others."""
+    m = mount(write_back=3600, ttl=3600)
+    (m.path / "f").write_bytes(b"")
+    m.flush()
+    (m.path / "f").write_bytes(b"changed before it was listed")
+    (m.path / ".cloudsimfs/refresh").write_text("f")
+    assert os.listdir(m.path) == ["f"]
+    assert m.settle() == {"f": b"changed before it was listed"}

@@ -288,11 +288,10 @@ class Wire:
         """PUT `size` bytes from `body`. What `body` raises passes through, the connection is
         dropped.
         """
-        if size == 0:
-            return self.send(label, "PUT", url, headers, data=b"")
         upload = _Upload(label, size, body, progress, self._stop)
         try:
-            return self.send(label, "PUT", url, headers, data=upload)
+            data = upload if size else b"".join(upload)  # requests asks nobody for a body of no bytes
+            return self.send(label, "PUT", url, headers, data=data)
         except _BodyFailed:
             if upload.failure is None:
                 raise
