@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness import COMMAND_BOUND, ROOT, client_environment, need, patient, write_key
+from harness import ROOT, client_environment, need, patient, write_key
+from systemd_harness import NOT_ALLOWED, in_namespace, manager, need_root
 
 from cloudsimfs.sandbox import Sandbox
-
-SYSTEMD = "/lib/systemd/systemd"
 
 
 @pytest.fixture
 def programs(tmp_path: Path) -> Path:
     """A directory with what the wheel installs, of this checkout."""
-    if os.geteuid() != 0:
-        pytest.skip("only root may make a mount namespace")
-    need("unshare")
+    need_root()
     bin_ = tmp_path / "bin"
     bin_.mkdir()
     entries = {
@@ -59,8 +56,6 @@ XDG = 'export XDG_CONFIG_HOME="$HOME/.config" XDG_CACHE_HOME="$HOME/.cache" XDG_
 PATHS = f"import sys; sys.path[:0] = [{str(ROOT)!r}, {sysconfig.get_path('purelib')!r}]"
 
 
-NOT_ALLOWED = 77  # the status of a script that may not do here what the test needs
-
 # Lets everybody mount, as Debian does; the machine's own device may be root's alone.
 OPEN_DEVICE = f"""
         [ "$(stat -c %t:%T:%a /dev/fuse)" = a:e5:666 ] || {{
@@ -86,20 +81,10 @@ def anybodys_python() -> str:
     pytest.skip("another user can run neither this interpreter nor /usr/bin/python3 with this checkout")
 
 
-def in_namespace(script: str, home: dict[str, str], programs: Path) -> str:
-    """What the script printed. Its mounts and daemons are gone when it ends."""
-    command = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child", "--propagation", "private"]
-    done = subprocess.run(
-        [*command, "sh", "-euc", script],
-        env={**home, "PATH": f"{programs}:{home['PATH']}:/usr/sbin:/sbin", "ROOT": str(ROOT)},
-        cwd=home["HOME"],
-        capture_output=True,
-        text=True,
-        timeout=COMMAND_BOUND,
-        check=False,
-    )
-    if done.returncode == NOT_ALLOWED:
-        pytest.skip(done.stderr.strip().splitlines()[-1])
+def run(script: str, home: dict[str, str], programs: Path) -> str:
+    """What the script printed, to its end."""
+    env = {**home, "PATH": f"{programs}:{home['PATH']}", "ROOT": str(ROOT)}
+    done = in_namespace(f"set -e; {script}", home=Path(home["HOME"]), env=env)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return done.stdout
 
@@ -122,7 +107,7 @@ def test_mount_8_and_fstab(box: Sandbox, home: dict[str, str], programs: Path) -
         umount drive
         ! mount -t fuse.cloudsimfs work drive -o bogus
     """
-    said = in_namespace(XDG + script, home, programs)
+    said = run(XDG + script, home, programs)
     assert box.files() == {"one": b"one\n"}
     assert "one" in said.splitlines()
     assert f"work {home['HOME']}/drive fuse.cloudsimfs ro," in said
@@ -145,28 +130,21 @@ def test_a_mount_at_boot_for_a_user(box: Sandbox, home: dict[str, str], programs
         setpriv --reuid 65534 --regid 65534 --clear-groups sh -c 'echo mine > drive/f; stat -c %U drive/f'
         setpriv --reuid 65534 --regid 65534 --clear-groups sh -c 'HOME=$PWD umount.fuse.cloudsimfs $PWD/drive'
     """
-    said = in_namespace(script, home, programs)
+    said = run(script, home, programs)
     assert "user_id=65534" in said
     assert "nobody" in said.splitlines()
     assert box.files() == {"f": b"mine\n"}
 
 
 @pytest.fixture
-def systemd(programs: Path) -> str:
-    if not os.access(SYSTEMD, os.X_OK) or shutil.which("systemctl") is None:
-        pytest.skip("systemd is missing: install the package systemd")
-    return """
-        mount -t tmpfs none /run/systemd; mkdir /run/systemd/system      # as if the machine was booted by it
-        mkdir -m 700 run
-        script -qec "$SYSTEMD --user --log-target=console" manager.log >/dev/null 2>&1 &
-        until systemctl --user is-system-running >/dev/null 2>&1; do sleep 0.1; done
-        show() { systemctl --user show -p ActiveState -p Result --value cloudsimfs@work | tr '\\n' ' '; echo; }
-    """
+def systemd(programs: Path) -> Iterator[str]:
+    with manager() as begin:
+        yield begin
 
 
 def test_the_user_service(box: Sandbox, home: dict[str, str], programs: Path, systemd: str) -> None:
-    need("script")
     script = """
+        show() { systemctl --user show -p ActiveState -p Result --value cloudsimfs@work | tr '\\n' ' '; echo; }
         "$ROOT/scripts/install-service" work
         show
         echo one > drive/one                                # there when the service is active
@@ -179,7 +157,7 @@ def test_the_user_service(box: Sandbox, home: dict[str, str], programs: Path, sy
         show
         grep -c " $PWD/drive " /proc/self/mounts || true
     """
-    said = in_namespace(systemd + script, {**home, "SYSTEMD": SYSTEMD}, programs).splitlines()
+    said = run(systemd + script, home, programs).splitlines()
     assert said[0].split() == ["success", "active"] or said[0].split() == ["active", "success"]
     assert said[1] == "one"
     assert "inactive" in said[2]

@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import sysconfig
 from pathlib import Path
 
 import pytest
-from harness import COMMAND_BOUND, ROOT, Mounted, client_environment, cloudsimfs, need, run, write_key
+from harness import COMMAND_BOUND, ROOT, Mounted, client_environment, cloudsimfs, need, patient, run, write_key
+from systemd_harness import in_namespace, manager
 
 from cloudsimfs.cli import installing
 from cloudsimfs.errors import MountError
 from cloudsimfs.sandbox import Sandbox
 
-SYSTEMD = "/lib/systemd/systemd"
-
-MANAGER = """
-mount -t tmpfs none /run/systemd; mkdir /run/systemd/system      # as if the machine was booted by it
-export HOME="$PWD" XDG_RUNTIME_DIR="$PWD/run"
-mkdir -m 700 run
-script -qec "$SYSTEMD --user --log-target=console" manager.log >/dev/null 2>&1 &
-until systemctl --user is-system-running >/dev/null 2>&1; do sleep 0.1; done
+HELPERS = """
+export HOME="$PWD"
 unit=.config/systemd/user/cloudsimfs@.service
 has_unit() { if [ -e $unit ]; then echo unit; else echo no unit; fi; }
 """
@@ -57,29 +51,7 @@ def profiles(home: Path, text: str) -> dict[str, str]:
     return {**kept, "HOME": str(home), "XDG_CONFIG_HOME": str(home / ".config")}
 
 
-def in_namespace(script: str, env: dict[str, str], home: Path) -> list[str]:
-    """The lines of both outputs. Its mounts and daemons are gone when it ends."""
-    command = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child", "--propagation", "private"]
-    done = subprocess.run(
-        [*command, "sh", "-uc", script],
-        env={**env, "SYSTEMD": SYSTEMD},
-        cwd=home,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=2 * COMMAND_BOUND,
-        check=False,
-    )
-    return done.stdout.replace(f"{home}/", "").splitlines()
-
-
 def test_the_last_service_takes_the_unit_file_with_it(box: Sandbox, bin_: Path, tmp_path: Path) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("only root may make a mount namespace")
-    if not os.access(SYSTEMD, os.X_OK) or shutil.which("systemctl") is None:
-        pytest.skip("systemd is missing: install the package systemd")
-    need("unshare")
-    need("script")
     key = write_key(tmp_path, box.key)
     tables = [
         f'[profiles.{name}]\nurl = "{box.url}"\nkey-file = "{key}"\nmountpoint = "~/{name}"\ncache-dir = "~/c-{name}"'
@@ -98,7 +70,9 @@ def test_the_last_service_takes_the_unit_file_with_it(box: Sandbox, bin_: Path, 
         cloudsimfs install-service --remove tow; echo status $?
     """
     again = "now and whenever you log in (before that: loginctl enable-linger)"
-    assert in_namespace(MANAGER + script, env, tmp_path) == [
+    with manager() as begin:
+        done = in_namespace(f"exec 2>&1; {HELPERS} {begin} {script}", home=tmp_path, env=env)
+    assert done.stdout.replace(f"{tmp_path}/", "").splitlines() == [
         f"one is mounted on one, {again}",
         f"two is mounted on two, {again}",
         "status 0",
@@ -181,7 +155,9 @@ def systemctl(env: dict[str, str], tmp_path: Path) -> Path:
 def test_a_service_that_does_not_start(env: dict[str, str], systemctl: Path, bin_: Path) -> None:
     command = [str(bin_ / "cloudsimfs"), "install-service", "work"]
     for _ in range(2):
-        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=COMMAND_BOUND)
+        done = subprocess.run(
+            command, env=env, capture_output=True, text=True, check=False, timeout=patient(COMMAND_BOUND)
+        )
         assert done.returncode == 1
         unit = "cloudsimfs@work.service"
         assert done.stderr == (

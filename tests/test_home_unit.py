@@ -5,15 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from harness import need
-from test_home_boot import SYSTEMD, home, in_namespace, programs, systemd
+from test_home_boot import home, programs, run, systemd
 
 from cloudsimfs.sandbox import Sandbox
 
 __all__ = ["home", "programs", "systemd"]  # fixtures
 
 Managed = tuple[str, dict[str, str], Path]
-"""What a script begins with, and what `in_namespace` wants with it."""
+"""What a script begins with, and what `run` wants with it."""
 
 UNIT = """
     unit() { systemctl --user show -p "$1" --value cloudsimfs@work; }
@@ -39,14 +38,13 @@ UNIT = """
 @pytest.fixture
 def managed(home: dict[str, str], programs: Path, systemd: str) -> Managed:
     """The drive is mounted by its unit."""
-    need("script")
-    return systemd + UNIT, {**home, "SYSTEMD": SYSTEMD}, programs
+    return systemd + UNIT, home, programs
 
 
 def in_unit(managed: Managed, script: str) -> list[str]:
     """The lines that the script printed after the drive was there."""
     begin, home, programs = managed
-    first, *lines = in_namespace(begin + script, home, programs).splitlines()
+    first, *lines = run(begin + script, home, programs).splitlines()
     assert first == "active running"
     return lines
 
