@@ -190,7 +190,7 @@ class Mount:
         self._files.writeback.stop()
         self._files.syncer.stop()
         self._let_go()
-        log.info("unmounted; %d operations wait for the next mount", waiting)
+        log.info("unmounted; pending for the next mount: %d", waiting)
 
     def _let_go(self) -> None:
         """Of the cache directory, and of the connections."""
