@@ -70,7 +70,7 @@ class ListingStore:
 
     @staticmethod
     def open(path: Path) -> sqlite3.Connection:
-        for _ in range(2):
+        for may_be_old in (True, False):
             os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
             db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             try:
@@ -82,10 +82,12 @@ class ListingStore:
                 db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
                 return db
             except sqlite3.DatabaseError as error:
-                log.warning("%s is made anew: %s", path, error)
                 db.close()
+                if not may_be_old:
+                    raise MountError(f"{path}: the listings cannot be kept: {error}; is the disk full?") from None
+                log.warning("%s is made anew: %s", path, error)
                 path.unlink()
-        raise AssertionError("a new database is always readable")
+        raise AssertionError
 
     def start(self) -> None:
         """Start the writer; after the process has forked."""

@@ -98,6 +98,21 @@ def test_a_session_of_commands(box: Sandbox, command: Command) -> None:
 
 
 @pytest.mark.parametrize("api", ["v2"])
+def test_a_launch_whose_files_cannot_be_stored(box: Sandbox, mount: MountFactory) -> None:
+    """The mount refuses it with EAGAIN, which is no success."""
+    box.populate(SHORT)
+    m = mount()
+    box.faults.add("upload-url", "status", status=500)
+    (m.path / "case/heat.ini").write_bytes(SHORT["case/heat.ini"] + b"# changed\n")
+    done = cloudsimfs("launch", "--mount", m.path, "case", *WORDS)
+    assert done.returncode == 1
+    assert "case/heat.ini" in done.stderr
+    assert done.stderr.count("\n") == 1, "one clear line"
+    assert box.runs() == []
+    m.kill()
+
+
+@pytest.mark.parametrize("api", ["v2"])
 def test_waiting_for_the_end(box: Sandbox, command: Command, tmp_path: Path) -> None:
     """The log is followed to its end, and the desktop hears of it."""
     box.populate(SHORT)

@@ -183,6 +183,41 @@ def test_login_says_what_waits(box: Sandbox, stranded: Mounted, tmp_path: Path) 
     assert "nothing to recover" in cloudsimfs("recover", "--url", "http://127.0.0.1:1", env=env).stderr
 
 
+def test_a_launch_with_a_key_of_its_own_is_spoken_of(box: Sandbox, mount: MountFactory) -> None:
+    """Nothing waits, and still the same launch would start another run under the new key."""
+    box.populate(SHORT)
+    m = mount()
+    (m.path / ".simulations/launch").write_text(f"{WORDS} key=once")
+    assert m.umount().returncode == 0
+    rotate(box, m)
+    done = m.try_start()
+    assert "note: 1 launch made with key=... is recorded under another key" in done.stderr
+    assert "`cloudsimfs recover --adopt`" in done.stderr
+    m.umount()
+    adopted(m)
+    assert m.try_start().stderr == ""
+    (m.path / ".simulations/launch").write_text(f"{WORDS} key=once")
+    assert len(box.runs()) == 1
+
+
+def test_a_journal_that_cannot_be_read_is_not_nothing(box: Sandbox, stranded: Mounted) -> None:
+    m = stranded
+    rotate(box, m)
+    journal = old_place(m) / "journal.db"
+    kept = journal.read_bytes()
+    for file in journal.parent.glob("journal.db*"):
+        file.unlink()
+    journal.write_bytes(b"no journal at all" * 100)
+    done = m.try_start()
+    assert done.returncode == 0
+    assert f"{journal}: the journal cannot be read" in done.stderr
+    m.umount()
+    done = adopt(m, "--yes")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"{journal}: the journal cannot be read" in done.stderr
+    journal.write_bytes(kept)
+
+
 # -- what is refused -----------------------------------------------------------------------------------------------
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from pathlib import Path
 
@@ -16,29 +15,36 @@ from cloudsimfs.errors import ConfigError, MountError
 
 def note_other_keys(directory: Path) -> None:
     """Say what waits under other keys of the service whose account's directory this is."""
-    for other, waits in _waiting(directory).items():
-        if waits:
+    for other in _others(directory):
+        try:
+            waits = adoption.waiting(other)
+        except MountError as error:
+            click.echo(f"note: another key has left something here: {error}", err=True)
+            continue
+        if waits or waits.keys:
             click.echo(
-                f"note: {waits} {waits.verb} under another key, in {other}: `cloudsimfs recover` lists it; "
+                f"note: {_told(waits)} under another key, in {other}: `cloudsimfs recover` lists files; "
                 "if that was an earlier key of this account, `cloudsimfs recover --adopt` (while it is not mounted) "
-                "hands it to this one, else mount with it",
+                "hands all of it to this one, else mount with it",
                 err=True,
             )
 
 
-def _waiting(directory: Path) -> dict[Path, Waiting]:
-    """By the directory of each other key that no mount uses."""
-    found = {}
-    for other in config.other_accounts(directory):
-        with contextlib.suppress(MountError):  # no journal of ours
-            if not is_mounted(other):
-                found[other] = adoption.waiting(other)
-    return found
+def _told(waits: Waiting) -> str:
+    if waits:
+        return f"{waits} {waits.verb}"
+    one = waits.keys == 1
+    return f"{waits.keys} launch{'' if one else 'es'} made with key=... {'is' if one else 'are'} recorded"
+
+
+def _others(directory: Path) -> list[Path]:
+    """The directories of the service's other keys that no mount uses."""
+    return [other for other in config.other_accounts(directory) if not is_mounted(other)]
 
 
 def adopt(directory: Path, given: Path | None, *, yes: bool) -> None:
     """Hand what waits under other keys, or under that of the directory `given`, to the account at `directory`."""
-    sources = [_named(directory, given)] if given else [o for o, w in _waiting(directory).items() if w or w.keys]
+    sources = [_named(directory, given)] if given else list(filter(_has_something, _others(directory)))
     if not sources:
         click.echo("nothing waits under another key", err=True)
     if yes and len(sources) > 1:
@@ -48,6 +54,11 @@ def adopt(directory: Path, given: Path | None, *, yes: bool) -> None:
         waits = adoption.waiting(source)
         if yes or _confirmed(source, waits):
             _hand_over(source, directory, waits)
+
+
+def _has_something(directory: Path) -> bool:
+    waits = adoption.waiting(directory)
+    return bool(waits or waits.keys)
 
 
 def _named(directory: Path, given: Path) -> Path:

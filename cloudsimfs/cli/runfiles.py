@@ -77,9 +77,9 @@ def _journal(directory: Path) -> Iterator[Journal]:
         yield journal
 
 
-def _command(text: str) -> bytes:
-    """To be given to one write(2), which is one command."""
-    return text.encode("utf-8", "surrogateescape")
+def _send(fd: int, text: str) -> None:
+    """One write(2), which is one command. A file object would take a refusal with EAGAIN for nothing written."""
+    os.write(fd, text.encode("utf-8", "surrogateescape"))
 
 
 class InMount:
@@ -95,11 +95,11 @@ class InMount:
 
     def write(self, name: str, text: str) -> None:
         with self._told(), open(self._place / name, "wb", buffering=0) as file:
-            file.write(_command(text))
+            _send(file.fileno(), text)
 
     def ask(self, name: str, text: str) -> str:
         with self._told(), open(self._place / name, "r+b", buffering=0) as file:
-            file.write(_command(text))
+            _send(file.fileno(), text)
             return os.pread(file.fileno(), BLOCK, 0).decode("utf-8", "replace")
 
     @contextmanager
