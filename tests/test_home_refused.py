@@ -5,22 +5,18 @@ Each test has a mount namespace of its own, with its own /dev/fuse and fuse.conf
 
 from __future__ import annotations
 
-import os
-import pwd
 import re
-import subprocess
-import sys
-import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from harness import COMMAND_BOUND, ROOT, client_environment, need, write_key
+from harness import client_environment, need, write_key
+from systemd_harness import in_namespace, need_root
+from test_home_boot import PATHS, anybodys_python
 
 from cloudsimfs.sandbox import Sandbox
 
 USER = "nobody"
-PATHS = f"import sys; sys.path[:0] = [{str(ROOT)!r}, {sysconfig.get_path('purelib')!r}]"
 
 SETUP = """
 mount -t tmpfs none /mnt; cd /mnt; chmod 755 .
@@ -48,10 +44,7 @@ Refused = Callable[..., list[str]]
 @pytest.fixture
 def script(box: Sandbox, tmp_path: Path) -> Refused:
     """Runs a script on such a machine, in the user's home; the lines of both its outputs."""
-    if os.geteuid() != 0:
-        pytest.skip("only root may make a mount namespace")
-    need("unshare")
-    need("setpriv")
+    need_root()
     need("fusermount3")
     place = tmp_path / ".config/cloudsimfs"
     place.mkdir(parents=True)
@@ -61,40 +54,10 @@ def script(box: Sandbox, tmp_path: Path) -> Refused:
     env = {**kept, "PROFILES": str(tmp_path), "PYTHON": anybodys_python(), "PATHS": PATHS}
 
     def run(text: str, *, mode: str = "0666", conf: str = "", drive: str = "0755") -> list[str]:
-        command = [
-            "unshare",
-            "--mount",
-            "--pid",
-            "--fork",
-            "--mount-proc",
-            "--kill-child",
-            "--propagation",
-            "private",
-        ]
-        done = subprocess.run(
-            [*command, "sh", "-euc", SETUP + text],
-            env={**env, "PATH": f"{env['PATH']}:/usr/sbin:/sbin", "MODE": mode, "CONF": conf, "DRIVE": drive},
-            cwd="/",
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=COMMAND_BOUND,
-            check=False,
-        )
-        return done.stdout.splitlines()
+        changed = {**env, "MODE": mode, "CONF": conf, "DRIVE": drive}
+        return in_namespace(f"exec 2>&1; set -e; {SETUP}{text}", home=Path("/"), env=changed).stdout.splitlines()
 
     return run
-
-
-def anybodys_python() -> str:
-    """An interpreter that this user, too, can run with this checkout, or the test is skipped."""
-    check = (
-        f"import os; os.setuid({pwd.getpwnam(USER).pw_uid}); {PATHS}; import cloudsimfs.cli.helper, cloudsimfs.kernel"
-    )
-    for python in (sys.executable, "/usr/bin/python3"):
-        if subprocess.run([python, "-c", check], cwd="/", capture_output=True, check=False).returncode == 0:
-            return python
-    pytest.skip("another user can run neither this interpreter nor /usr/bin/python3 with this checkout")
 
 
 def remedies(line: str) -> list[str]:

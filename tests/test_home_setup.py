@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness import COMMAND_BOUND, ROOT, clean_up, need
+from harness import COMMAND_BOUND, ROOT, clean_up, need, patient
 
 from cloudsimfs.sandbox import Sandbox
 
@@ -30,7 +30,14 @@ def clean(tmp_path: Path) -> dict[str, str]:
 
 def shell(*command: str, env: dict[str, str], stdin: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command, env=env, cwd=ROOT, input=stdin, capture_output=True, text=True, timeout=COMMAND_BOUND, check=False
+        command,
+        env=env,
+        cwd=ROOT,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=patient(COMMAND_BOUND),
+        check=False,
     )
 
 

@@ -56,7 +56,7 @@ def reach(top: Path | None, settings: config.Settings, *, direct: bool) -> Itera
     with (
         cachedir.provisional(account.directory),
         account.connect() as client,
-        _journal(account.directory) as journal,
+        contextlib.closing(Journal(account.directory / "journal.db")) as journal,
     ):
         simulations = runs_of_account(
             client,
@@ -69,12 +69,6 @@ def reach(top: Path | None, settings: config.Settings, *, direct: bool) -> Itera
         )
         with contextlib.closing(simulations):
             yield InProcess(simulations)
-
-
-@contextmanager
-def _journal(directory: Path) -> Iterator[Journal]:
-    with contextlib.closing(Journal(directory / "journal.db")) as journal:
-        yield journal
 
 
 def _send(fd: int, text: str) -> None:
