@@ -26,14 +26,13 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cloudsimfs import cachedir, listings, paths
+from cloudsimfs import accountdir, cachedir, listings, paths
 from cloudsimfs.attrs import fresh_ino
 from cloudsimfs.cachedir import LAUNCH_LOCK, LOCAL, lock_directory, log_of
-from cloudsimfs.conflicts import conflict_names
 from cloudsimfs.disk import copy_file, disk_failure, make_private
 from cloudsimfs.errors import MountError
 from cloudsimfs.journal import Journal, has_adopted, read_closed, read_counts, read_drafts
-from cloudsimfs.overlay import is_local_name
+from cloudsimfs.localnames import conflict_names, is_local_name
 from cloudsimfs.rows import DraftRow, FileRow, GoneRow
 
 JOURNAL = "journal.db"
@@ -112,7 +111,7 @@ def adopt(source: Path, target: Path) -> list[tuple[str, str]]:
     Raises MountError if one of them is in use, or a step fails: what was adopted by then is whole.
     """
     try:
-        with cachedir.provisional(target), _held(source), _held(target), ExitStack() as stack:
+        with accountdir.provisional(target), _held(source), _held(target), ExitStack() as stack:
             make_private(target / "data")
             journals = [stack.enter_context(closing(Journal(place / JOURNAL))) for place in (source, target)]
             return Handover(source, target, *journals).run()

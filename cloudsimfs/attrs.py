@@ -12,21 +12,8 @@ import hashlib
 import secrets
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
-
-@dataclass(slots=True)
-class LocalAttr:
-    """None means "as the service and the mount say". Times in nanoseconds since the epoch."""
-
-    ino: int | None = None
-    perm: int | None = None
-    uid: int | None = None
-    gid: int | None = None
-    mtime_ns: int | None = None
-    atime_ns: int | None = None
-    # the version the times belong to: a file that others replaced has its own times again
-    version: tuple[int, int, int] | None = None
+from cloudsimfs.inode import LocalAttr
 
 
 def path_ino(path: str, turn: int = 0) -> int:

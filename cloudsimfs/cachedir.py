@@ -11,44 +11,21 @@ The directory is 0700, its files 0600. Threading: none of its own.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import hashlib
 import os
-import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from cloudsimfs import rangelog
+from cloudsimfs.contentstate import ContentState
 from cloudsimfs.disk import disk_usage, make_private
-from cloudsimfs.errors import ConfigError, Crashed, MountError, ServiceError
-from cloudsimfs.journal import Journal
+from cloudsimfs.errors import ConfigError, MountError
 from cloudsimfs.rangelog import Record, Version
 from cloudsimfs.ranges import RangeSet
-from cloudsimfs.rows import Bytes
 
 LOCAL = "local"
 LAUNCH_LOCK = "launch.lock"
-
-
-def clear(directory: Path) -> int:
-    """Remove what is cached there and stored on the service; the bytes freed. Raises MountError if it is mounted."""
-    if not (directory / "data").is_dir():
-        return 0
-    lock = lock_directory(directory)
-    try:
-        journal = Journal(directory / "journal.db")
-        keep = {row.bytes.backing for row in journal.files()} | {row.bytes.backing for row in journal.drafts()}
-        journal.close()
-        freed = 0
-        for file in (directory / "data").iterdir():
-            if file.name.partition(".")[0] not in keep:
-                freed += disk_usage(file)
-                file.unlink()
-        return freed
-    finally:
-        os.close(lock)
 
 
 def make(directory: Path) -> None:
@@ -59,58 +36,7 @@ def make(directory: Path) -> None:
         raise ConfigError(f"{directory}: the cache directory cannot be made: {error.strerror}") from None
 
 
-@contextlib.contextmanager
-def provisional(directory: Path, *, log_file: Path | None = None) -> Iterator[None]:
-    """Make an account's directory, and take it away again if what needed it fails: a mistyped key or address leaves
-    no trace.
-
-    What was there before stays, and so does what holds anything of the user's. Whoever is inside holds a shared lock
-    on the directory: no launch is noted down in one that is being removed. `log_file` goes with the directory, if its
-    own had to be made, too.
-    """
-    made = [directory, *directory.parents, *([] if log_file is None else [log_file.parent, *log_file.parent.parents])]
-    made = [each for each in made if not each.exists()]
-    held = _enter(directory)
-    try:
-        yield
-    except (ConfigError, MountError, ServiceError) as error:
-        if directory in made and not isinstance(error, Crashed) and _removed(directory, held):
-            if log_file is not None and log_file.parent in made:
-                log_file.unlink(missing_ok=True)
-            for each in made:
-                with contextlib.suppress(OSError):  # somebody else has put something there
-                    each.rmdir()
-        raise
-    finally:
-        os.close(held)
-
-
-def _enter(directory: Path) -> int:
-    """A descriptor of the directory that holds a shared lock until it is closed."""
-    while True:
-        make(directory)
-        with contextlib.suppress(FileNotFoundError):  # it was just removed: once more
-            fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            fcntl.flock(fd, fcntl.LOCK_SH)
-            if os.path.samestat(os.fstat(fd), os.stat(directory)):
-                return fd
-            os.close(fd)
-
-
-def _removed(directory: Path, held: int) -> bool:
-    """Remove a directory in which nothing waits and that nobody else has entered; whether it is gone."""
-    try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    with contextlib.closing(Journal(directory / "journal.db")) as journal:
-        if not journal.is_empty() or any((directory / "data").glob("*")):
-            return False
-    shutil.rmtree(directory, ignore_errors=True)
-    return True
-
-
-def with_log(data: Path, held: Bytes) -> tuple[Bytes, Record | None]:
+def with_log(data: Path, held: ContentState) -> tuple[ContentState, Record | None]:
     """What a journal row tells of bytes in the folder `data`, and what was fetched and cut off since: the log's."""
     record = rangelog.load(log_of(data / held.backing, LOCAL))
     if held.source is None or record is None or record.version != held.source.version:
@@ -119,7 +45,7 @@ def with_log(data: Path, held: Bytes) -> tuple[Bytes, Record | None]:
     return replace(held, remote_end=end, present=present), record
 
 
-def missing_bytes(data: Path, held: Bytes) -> int:
+def missing_bytes(data: Path, held: ContentState) -> int:
     """How many bytes of a content with local truth in the folder `data` are only on the service."""
     held, _ = with_log(data, held)
     missing = RangeSet(held.present).missing(0, min(held.remote_end, held.size))

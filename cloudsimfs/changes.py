@@ -6,11 +6,11 @@ Each fetches the listings it needs first, then takes one step (`Tree.changing`).
 from __future__ import annotations
 
 from cloudsimfs import paths
-from cloudsimfs.attrs import LocalAttr, fresh_ino
+from cloudsimfs.attrs import fresh_ino
 from cloudsimfs.errors import Exists, IsDirectory, NotDirectory, NotEmpty, NotFound, WrongState
-from cloudsimfs.inode import Inode
+from cloudsimfs.inode import Inode, LocalAttr
 from cloudsimfs.listingcache import Listing
-from cloudsimfs.overlay import is_local_name
+from cloudsimfs.localnames import is_local_name
 from cloudsimfs.service.model import Entry
 from cloudsimfs.tombstones import claim_for_file, claim_for_folder, entomb, entomb_folder, leave_folder, tombstone
 from cloudsimfs.tree import Node, Tree, is_dir

@@ -12,19 +12,17 @@ Threading: called by upload workers with no lock held.
 
 from __future__ import annotations
 
-import itertools
 import logging
-import re
-import socket
 import threading
-import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from cloudsimfs import paths
 from cloudsimfs.inode import Inode, WriteState
+from cloudsimfs.localnames import conflict_names
 from cloudsimfs.overlay import is_foreign
 from cloudsimfs.tree import Tree
+from cloudsimfs.writeback import draft_row
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +88,7 @@ class Conflicts:
             if not waits or not in_place or content is None or inode.attr.ino is None:
                 return False
             tree.keep_for_undo(inode)
-            tree.journal.save_draft(inode.draft_row(tree.now_ns(), kept=True), closed=False)
+            tree.journal.save_draft(draft_row(inode, tree.now_ns(), kept=True), closed=False)
             tree.overlay.pop(path)
             tree.forget_attr(path)
             tree.writeback.forget(inode)
@@ -106,16 +104,6 @@ class Conflicts:
             for found in conflict_names(path)
             if paths.name(found) not in listed and self._tree.overlay.get(found) is None
         )
-
-
-def conflict_names(path: str) -> Iterator[str]:
-    """What a copy beside `path` may be called, the plainest first."""
-    directory, name = paths.split(path)
-    host = re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname().partition(".")[0])[:40]
-    mark = f".conflict-{host}-{time.strftime('%Y%m%d-%H%M%S')}"
-    for number in itertools.count(1):
-        ending = mark if number == 1 else f"{mark}-{number}"
-        yield paths.join(directory, _shortened(name, len(ending)) + ending)
 
 
 def _move_aside(tree: Tree, inode: Inode, path: str) -> None:
@@ -134,9 +122,3 @@ def _move_aside(tree: Tree, inode: Inode, path: str) -> None:
     tree.touch(paths.parent(path))
     tree.writeback.moved(inode)
     tree.writeback.enqueue(inode)
-
-
-def _shortened(name: str, room: int) -> str:
-    """A name that leaves room for so many more bytes."""
-    encoded = name.encode("utf-8", "surrogateescape")[: paths.NAME_MAX - room]
-    return encoded.decode("utf-8", "ignore") if len(encoded) < len(name.encode("utf-8", "surrogateescape")) else name

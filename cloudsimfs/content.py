@@ -22,6 +22,7 @@ from typing import Protocol
 
 from cloudsimfs import growth
 from cloudsimfs.backing import BackingFile
+from cloudsimfs.contentstate import ContentState
 from cloudsimfs.disk import PAGE, SLICE, disk_usage, punch, write_all
 from cloudsimfs.errors import (
     BadHandle,
@@ -33,14 +34,14 @@ from cloudsimfs.errors import (
     Stale,
     VersionChanged,
 )
-from cloudsimfs.fetching import Fetcher, Flight, Interrupted, Waiter, never
+from cloudsimfs.fetching import Fetcher, Flight, Waiter
 from cloudsimfs.fetchpool import FetchPool
 from cloudsimfs.presence import Presence
 from cloudsimfs.rangelog import RangeLog
 from cloudsimfs.ranges import RangeSet
 from cloudsimfs.readahead import MOST_AHEAD, MOST_PIECE, Window
 from cloudsimfs.remote import Source
-from cloudsimfs.rows import Bytes
+from cloudsimfs.waiting import Interrupted, never
 
 BLOCK = 1 << 20  # bytes read from disk at a time for an upload
 
@@ -229,10 +230,10 @@ class Content:
             self._presence.begin(log, self.size)
             self._is_local = False
 
-    def describe(self) -> Bytes:
+    def describe(self) -> ContentState:
         """What the journal is to know of it."""
         with self.lock:
-            return Bytes(
+            return ContentState(
                 backing=self.backing.name,
                 size=self.size,
                 source=None if self.source is None else self.source.entry,

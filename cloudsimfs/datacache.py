@@ -22,13 +22,13 @@ from pathlib import Path
 from cloudsimfs import growth, rangelog
 from cloudsimfs.cachedir import LOCAL, key_of, lock_directory, log_of, size_of, with_log
 from cloudsimfs.content import Content
+from cloudsimfs.contentstate import ContentState
 from cloudsimfs.disk import copy_file, disk_failure, disk_usage, make_private
 from cloudsimfs.errors import NoSpace
 from cloudsimfs.fetchpool import FetchPool
 from cloudsimfs.rangelog import RangeLog, Record, Version
 from cloudsimfs.readahead import MOST_AHEAD
 from cloudsimfs.remote import Source
-from cloudsimfs.rows import Bytes
 from cloudsimfs.service import Client
 from cloudsimfs.service.model import Entry
 
@@ -194,7 +194,7 @@ class DataCache:
                 raise disk_failure(error) from error
         return self._local(held, size)
 
-    def is_whole(self, held: Bytes, size: int) -> bool:
+    def is_whole(self, held: ContentState, size: int) -> bool:
         """Whether the backing file a row needs is there, with `size` bytes: zeros must never be read or uploaded.
 
         After a power loss the row may be on the disk and the bytes not: such a file is shorter.
@@ -202,16 +202,16 @@ class DataCache:
         needed = held.present or held.size > held.remote_end
         return not needed or self.file_size(held) >= size
 
-    def file_size(self, held: Bytes) -> int:
+    def file_size(self, held: ContentState) -> int:
         """Bytes that were written by the daemon that died, whatever its rows say; -1 if the file is gone."""
         return size_of(self.data / held.backing)
 
-    def restore(self, held: Bytes) -> Content:
+    def restore(self, held: ContentState) -> Content:
         """The content a journal row speaks of."""
         held, record = with_log(self.data, held)
         return self._local(held, held.size, record)
 
-    def _local(self, held: Bytes, size: int, record: Record | None = None) -> Content:
+    def _local(self, held: ContentState, size: int, record: Record | None = None) -> Content:
         """A content with local truth in a backing file that is there. `record`: what its log says."""
         backing, source, log = self.data / held.backing, None, None
         path = log_of(backing, LOCAL)

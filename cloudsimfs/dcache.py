@@ -32,11 +32,11 @@ from cloudsimfs.errors import (
     TimedOut,
     Unreachable,
 )
-from cloudsimfs.fetching import Interrupted, never
 from cloudsimfs.listingcache import NEVER, Listing, ListingCache
 from cloudsimfs.listings import ListingStore
 from cloudsimfs.service import Client
 from cloudsimfs.service.model import Entry
+from cloudsimfs.waiting import Interrupted, never
 from cloudsimfs.walks import Walks
 
 log = logging.getLogger(__name__)

@@ -34,6 +34,7 @@ from cloudsimfs.ranges import RangeSet
 from cloudsimfs.readahead import Readahead, Window, cut
 from cloudsimfs.remote import Source
 from cloudsimfs.service.model import Entry
+from cloudsimfs.waiting import Interrupted, never
 
 log = logging.getLogger(__name__)
 
@@ -42,12 +43,6 @@ BUFFER = 1 << 19  # bytes a thread receives at once, at most
 PAUSE = 0.2  # seconds before the second of them; then twice as long each time
 STALL = 60.0  # seconds a read waits while nothing of its file arrives
 POLL = 0.25  # seconds between looks whether a waiting reader was interrupted
-
-Interrupted = Callable[[], bool]
-
-
-def never() -> bool:
-    return False
 
 
 class Target(Protocol):

@@ -23,10 +23,10 @@ from cloudsimfs import changes
 from cloudsimfs.content import Content
 from cloudsimfs.datacache import DataCache
 from cloudsimfs.errors import BadHandle, BudgetSpent, CloudsimfsError, Invalid, NoSpace, Stale
-from cloudsimfs.fetching import Interrupted, never
 from cloudsimfs.inode import ANYBODY, Inode, WriteState
 from cloudsimfs.syncer import Syncer
 from cloudsimfs.tree import Tree
+from cloudsimfs.waiting import Interrupted, never
 from cloudsimfs.writeback import Writeback
 
 

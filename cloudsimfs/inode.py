@@ -25,8 +25,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cloudsimfs.attrs import LocalAttr
-from cloudsimfs.rows import DraftRow, FileRow
 from cloudsimfs.service.model import Entry
 
 if TYPE_CHECKING:
@@ -76,6 +74,20 @@ class Attr:
     @property
     def is_dir(self) -> bool:
         return stat.S_ISDIR(self.mode)
+
+
+@dataclass(slots=True)
+class LocalAttr:
+    """None means "as the service and the mount say". Times in nanoseconds since the epoch."""
+
+    ino: int | None = None
+    perm: int | None = None
+    uid: int | None = None
+    gid: int | None = None
+    mtime_ns: int | None = None
+    atime_ns: int | None = None
+    # the version the times belong to: a file that others replaced has its own times again
+    version: tuple[int, int, int] | None = None
 
 
 class Inode:
@@ -151,34 +163,6 @@ class Inode:
         """The closed state a journal row speaks of, at replay."""
         self.state = {"closed": WriteState.QUEUED, "stored": WriteState.STORED}[row_state]
         self.committed, self.closed_size = True, size
-
-    def file_row(self, row_state: str) -> FileRow:
-        """What the journal is to know of the bytes as they are, "closed" or "stored". The caller holds `lock`."""
-        assert self.content is not None
-        return FileRow(
-            ino=self.ino,
-            path=self.path,
-            state=row_state,
-            generation=self.generation,
-            uploaded=self.uploaded,
-            base=self.entry,
-            stored_ns=self.stored_ns,
-            bytes=self.content.describe(),
-        )
-
-    def draft_row(self, since_ns: int, *, kept: bool = False) -> DraftRow:
-        """Where the bytes are that are no closed state, written since `since_ns`. The caller holds `lock`."""
-        assert self.content is not None
-        return DraftRow(
-            ino=self.ino,
-            path=self.path,
-            generation=self.generation,
-            uploaded=self.uploaded,
-            base=self.entry,
-            since_ns=since_ns,
-            kept=kept,
-            bytes=self.content.describe(),
-        )
 
     @property
     def ino(self) -> int:

@@ -35,11 +35,11 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
-from cloudsimfs.attrs import LocalAttr
+from cloudsimfs.contentstate import ContentState
 from cloudsimfs.database import Database, rows_of
 from cloudsimfs.errors import MountError
+from cloudsimfs.inode import LocalAttr
 from cloudsimfs.rows import (
-    Bytes,
     DraftRow,
     FileRow,
     GoneRow,
@@ -260,7 +260,7 @@ class Journal:
     def drafts(self) -> list[DraftRow]:
         return [_draft(row) for row in self._db.rows(DRAFTS)]
 
-    def keep_draft(self, ino: int, held: Bytes) -> None:
+    def keep_draft(self, ino: int, held: ContentState) -> None:
         """The daemon that wrote it died. `held`: where its bytes are from now on."""
         self._db.run(
             "UPDATE draft SET kept = 1, backing = ?, size = ?, source = ?, etag = ?, remote_end = ?, present = ? "

@@ -10,7 +10,6 @@ Threading: none of its own; everything here is guarded by Tree.lock.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 
 from cloudsimfs import paths
@@ -19,22 +18,11 @@ from cloudsimfs.service.model import Entry
 
 Item = Inode | Gone
 
-# Names that editors and desktops drop: they stay here and are never uploaded (design.md section 3).
-LOCAL_NAMES = re.compile(
-    r"\..*\.sw.|4913|.*~|\.goutputstream-.*|\.fuse_hidden.*|\.~lock\..*#|\._.*|\.DS_Store|Thumbs\.db",
-    re.DOTALL,
-)
-HIDDEN_PREFIX = ".fuse_hidden"  # libfuse's name for what was unlinked while open
-
 SECOND_NS = 1_000_000_000  # nanoseconds; the unit of the service's times
 LATE_DELETES = 60.0  # seconds; a listing asked for so long after a delete shows what is there
 LATE_UPLOADS = 900.0  # seconds; the same for an upload ("some minutes", service-observed.md)
 BASE_SLACK_NS = 3_000_000_000  # nanoseconds by which the last upload may be later than the one that was confirmed
 CLOCK_SLACK_NS = 2_000_000_000  # nanoseconds by which a time of whole seconds may lag behind the store's clock
-
-
-def is_local_name(name: str) -> bool:
-    return LOCAL_NAMES.fullmatch(name) is not None
 
 
 class Overlay:

@@ -12,18 +12,26 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
+from dataclasses import dataclass
 
 from cloudsimfs.clock import Clock
 from cloudsimfs.errors import CloudsimfsError
 from cloudsimfs.runs import LIST, WHOLE, Runs
 from cloudsimfs.service import Budget
-from cloudsimfs.virtual import Followed
 
 log = logging.getLogger(__name__)
 
 SHARE = 0.25  # of the calls left, that following would take until the hour turns at the pace of the moment
 GROWTH = 1.3  # each look's distance over the one before, up to that pace
 SHORT_GROWTH = 2.0  # the same once more than half of the calls are spent
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """What an open handle wants to be kept up to date: a run's state, or its log too."""
+
+    run_id: int
+    log: bool
 
 
 class Poller:

@@ -20,15 +20,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cloudsimfs import paths
-from cloudsimfs.attrs import LocalAttr, fresh_ino
+from cloudsimfs.attrs import fresh_ino
 from cloudsimfs.cachedir import is_mounted, missing_bytes
 from cloudsimfs.content import Content
 from cloudsimfs.disk import copy_file
 from cloudsimfs.errors import Cancelled, Invalid, IsDirectory, NotFound, TimedOut
 from cloudsimfs.handles import Handles
-from cloudsimfs.inode import Inode
+from cloudsimfs.inode import Inode, LocalAttr
 from cloudsimfs.journal import read_closed, read_drafts
-from cloudsimfs.overlay import is_local_name
+from cloudsimfs.localnames import is_local_name
 from cloudsimfs.rename import lookup_or_none, replace_target
 from cloudsimfs.rows import DraftRow, FileRow
 from cloudsimfs.tree import Tree

@@ -13,7 +13,8 @@ from cloudsimfs import paths
 from cloudsimfs.changes import listed_folder, remove_folder
 from cloudsimfs.errors import Exists, Invalid, IsDirectory, NotDirectory, NotEmpty, NotFound, WrongState
 from cloudsimfs.inode import Gone, Inode, WriteState
-from cloudsimfs.overlay import HIDDEN_PREFIX, is_local_name, unknown_folder
+from cloudsimfs.localnames import HIDDEN_PREFIX, is_local_name
+from cloudsimfs.overlay import unknown_folder
 from cloudsimfs.service.model import Entry
 from cloudsimfs.tombstones import claim_for_file, claim_for_folder, entomb, leave_folder, tombstone, unknown_file
 from cloudsimfs.tree import Node, Tree, is_dir

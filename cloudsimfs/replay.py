@@ -13,10 +13,10 @@ import logging
 from dataclasses import replace
 
 from cloudsimfs import paths
-from cloudsimfs.attrs import LocalAttr
 from cloudsimfs.errors import NoSpace
-from cloudsimfs.inode import Gone, Inode, WriteState
-from cloudsimfs.overlay import HIDDEN_PREFIX, is_local_name, unknown_folder
+from cloudsimfs.inode import Gone, Inode, LocalAttr, WriteState
+from cloudsimfs.localnames import HIDDEN_PREFIX, is_local_name
+from cloudsimfs.overlay import unknown_folder
 from cloudsimfs.rows import DraftRow, FileRow, GoneRow
 from cloudsimfs.tree import Tree
 

@@ -5,19 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
+from cloudsimfs.contentstate import ContentState
 from cloudsimfs.service.model import Entry, LaunchRequest
-
-
-@dataclass(frozen=True, slots=True)
-class Bytes:
-    """A backing file and what it holds; the columns both `file` and `draft` have."""
-
-    backing: str
-    size: int
-    source: Entry | None
-    etag: str | None
-    remote_end: int
-    present: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +20,7 @@ class FileRow:
     uploaded: bool
     base: Entry | None
     stored_ns: int | None
-    bytes: Bytes
+    bytes: ContentState
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +34,7 @@ class DraftRow:
     base: Entry | None
     since_ns: int
     kept: bool
-    bytes: Bytes
+    bytes: ContentState
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +77,12 @@ def unpack_version(text: str | None) -> tuple[int, int, int] | None:
     return entry_id, size, mtime_ns
 
 
-def pack_bytes(held: Bytes) -> tuple[str, int, str | None, str | None, int, str]:
+def pack_bytes(held: ContentState) -> tuple[str, int, str | None, str | None, int, str]:
     return held.backing, held.size, pack(held.source), held.etag, held.remote_end, json.dumps(held.present)
 
 
 def unpack_bytes(
     backing: str, size: int, source: str | None, etag: str | None, remote_end: int, present: str
-) -> Bytes:
+) -> ContentState:
     ranges = tuple((start, end) for start, end in json.loads(present))
-    return Bytes(backing, size, unpack(source), etag, remote_end, ranges)
+    return ContentState(backing, size, unpack(source), etag, remote_end, ranges)

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from cloudsimfs import paths
 from cloudsimfs.clock import Clock
 from cloudsimfs.errors import NotOffered
-from cloudsimfs.fetching import Interrupted
 from cloudsimfs.service import Client, Urgency
+from cloudsimfs.waiting import Interrupted
 from cloudsimfs.workqueue import Job, WorkQueue
 
 log = logging.getLogger(__name__)

@@ -19,13 +19,13 @@ from cloudsimfs.errors import CloudsimfsError, NotFound, ServiceError
 from cloudsimfs.launch import Launcher
 from cloudsimfs.lookups import NAMES, Lookups
 from cloudsimfs.pictures import Pictures
-from cloudsimfs.poller import Poller
+from cloudsimfs.poller import Followed, Poller
 from cloudsimfs.runcommands import RunCommands
 from cloudsimfs.runs import Runs
 from cloudsimfs.runstore import RunStore
 from cloudsimfs.service import Budget, Simulation
 from cloudsimfs.service.redact import redact
-from cloudsimfs.virtual import File, Folder, Followed, Link, Node, as_json, text
+from cloudsimfs.virtual import File, Folder, Link, Node, as_json, text
 
 SIMULATIONS = ".simulations"
 README = """\

@@ -17,16 +17,17 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
 from cloudsimfs import paths
-from cloudsimfs.attrs import LocalAttr, LocalAttrs
+from cloudsimfs.attrs import LocalAttrs
 from cloudsimfs.clock import Clock
 from cloudsimfs.content import Content
 from cloudsimfs.datacache import DataCache
 from cloudsimfs.dcache import DCache
 from cloudsimfs.errors import IsDirectory, NotDirectory, NotFound, ServiceError, TryAgain, WrongState
-from cloudsimfs.inode import Attr, Gone, Inode, WriteState
+from cloudsimfs.inode import Attr, Gone, Inode, LocalAttr, WriteState
 from cloudsimfs.journal import Journal
 from cloudsimfs.listingcache import Listing
-from cloudsimfs.overlay import HIDDEN_PREFIX, Item, Overlay, is_ours, unknown_folder
+from cloudsimfs.localnames import HIDDEN_PREFIX
+from cloudsimfs.overlay import Item, Overlay, is_ours, unknown_folder
 from cloudsimfs.service.model import Entry
 from cloudsimfs.writeback import Writeback
 

@@ -7,13 +7,7 @@ import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 
-
-@dataclass(frozen=True, slots=True)
-class Followed:
-    """What an open handle wants to be kept up to date: a run's state, or its log too."""
-
-    run_id: int
-    log: bool
+from cloudsimfs.poller import Followed
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,15 +30,16 @@ from cloudsimfs.errors import (
     Unreachable,
     WrongState,
 )
-from cloudsimfs.fetching import Interrupted, never
 from cloudsimfs.inode import ANYBODY, NOBODY, Gone, Inode, WriteState
 from cloudsimfs.journal import Journal
 from cloudsimfs.meter import Meter
+from cloudsimfs.rows import DraftRow, FileRow
 from cloudsimfs.service import Client, Urgency
 from cloudsimfs.service.model import Entry, Stored
 from cloudsimfs.servicecache import ServiceCache
 from cloudsimfs.sources import Sources
 from cloudsimfs.syncer import Syncer
+from cloudsimfs.waiting import Interrupted, never
 from cloudsimfs.workqueue import Job, WorkQueue
 
 log = logging.getLogger(__name__)
@@ -119,7 +120,7 @@ class Writeback:
         """Journal where the bytes are that are being written. The caller holds the inode's lock."""
         if inode.unlinked:
             return
-        self._journal.save_draft(inode.draft_row(inode.since_ns), closed=inode.has_closed)
+        self._journal.save_draft(draft_row(inode, inode.since_ns), closed=inode.has_closed)
 
     def moved(self, inode: Inode) -> None:
         """An inode that is open and changed has a new name. The caller holds the inode's lock."""
@@ -143,7 +144,7 @@ class Writeback:
         if inode.content.lacking:
             raise NoSpace(f"/{inode.path}: not all that was written found room on the disk")
         with self._journal.transaction():
-            self._journal.save_file(inode.file_row("closed"))
+            self._journal.save_file(file_row(inode, "closed"))
             self._journal.save_attr(inode.path, inode.attr)
         inode.committed = True
         inode.closed_size, inode.closed_by = inode.content.size, by
@@ -355,7 +356,7 @@ class Writeback:
         with inode.lock:
             is_stored = inode.is_stored  # else it was changed or renamed just now: what waits for it waits for that
             if inode.state is WriteState.STORED and not inode.unlinked:
-                self._journal.save_file(inode.file_row("stored"))
+                self._journal.save_file(file_row(inode, "stored"))
             if is_stored:
                 self.deletes.release(inode)
         with self.queue.lock:
@@ -441,3 +442,33 @@ def _told(jobs: list[Job]) -> str:
     counts = [(files, "file"), (len(jobs) - files, "delete")]
     parts = [f"{count} {name}{'' if count == 1 else 's'}" for count, name in counts if count]
     return f"{' and '.join(parts)} {'waits' if len(jobs) == 1 else 'wait'}"
+
+
+def file_row(inode: Inode, state: str) -> FileRow:
+    """What the journal is to know of the bytes as they are, "closed" or "stored". The inode is locked."""
+    assert inode.content is not None
+    return FileRow(
+        ino=inode.ino,
+        path=inode.path,
+        state=state,
+        generation=inode.generation,
+        uploaded=inode.uploaded,
+        base=inode.entry,
+        stored_ns=inode.stored_ns,
+        bytes=inode.content.describe(),
+    )
+
+
+def draft_row(inode: Inode, since_ns: int, *, kept: bool = False) -> DraftRow:
+    """Where the bytes are that are no closed state, written since `since_ns`. The caller holds the inode's lock."""
+    assert inode.content is not None
+    return DraftRow(
+        ino=inode.ino,
+        path=inode.path,
+        generation=inode.generation,
+        uploaded=inode.uploaded,
+        base=inode.entry,
+        since_ns=since_ns,
+        kept=kept,
+        bytes=inode.content.describe(),
+    )

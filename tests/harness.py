@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from cloudsimfs.overlay import is_local_name
+from cloudsimfs.localnames import is_local_name
 from cloudsimfs.sandbox import Sandbox
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from harness import Mounted, cloudsimfs, patient, write_key
 
-from cloudsimfs import cachedir
+from cloudsimfs import accountdir
 from cloudsimfs.errors import Crashed, MountError
 from cloudsimfs.journal import Journal
 from cloudsimfs.sandbox import Sandbox
@@ -101,7 +101,7 @@ def test_an_account_that_is_known_is_kept(
 
 def test_what_holds_something_or_is_in_use_is_not_removed(tmp_path: Path) -> None:
     def attempt(act: Callable[[], object], error: Exception) -> None:
-        with cachedir.provisional(tmp_path / "new/account"):
+        with accountdir.provisional(tmp_path / "new/account"):
             act()
             raise error
 
@@ -119,7 +119,7 @@ def test_what_holds_something_or_is_in_use_is_not_removed(tmp_path: Path) -> Non
         (tmp_path / "new/account/data/bytes").write_bytes(b"closed")
 
     others = contextlib.ExitStack()
-    enter = cachedir.provisional(tmp_path / "new/account")
+    enter = accountdir.provisional(tmp_path / "new/account")
     kept = [intend, keep_bytes, lambda: others.enter_context(enter)]
     for number, act in enumerate(kept):
         fail(act, MountError("no"))
@@ -138,7 +138,7 @@ def test_who_comes_while_it_is_removed_has_one_of_its_own(tmp_path: Path, monkey
     account, entered = tmp_path / "new/account", threading.Event()
 
     def launch() -> None:
-        with cachedir.provisional(account):
+        with accountdir.provisional(account):
             (account / "intent").write_text("launched")
             entered.set()
 
@@ -149,7 +149,7 @@ def test_who_comes_while_it_is_removed_has_one_of_its_own(tmp_path: Path, monkey
 
     launching, remove = threading.Thread(target=launch), shutil.rmtree
     monkeypatch.setattr(shutil, "rmtree", slow_removal)
-    with pytest.raises(MountError), cachedir.provisional(account):
+    with pytest.raises(MountError), accountdir.provisional(account):
         raise MountError("no")
     launching.join(patient(20))
     assert (account / "intent").read_text() == "launched"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cloudsimfs.attrs import LocalAttr
-from cloudsimfs.inode import Gone, Inode, WriteState
+from cloudsimfs.inode import Gone, Inode, LocalAttr, WriteState
 from cloudsimfs.overlay import (
     LATE_DELETES,
     LATE_UPLOADS,

@@ -11,12 +11,11 @@ import pytest
 from harness import wait_until
 
 from cloudsimfs.clock import ManualClock
-from cloudsimfs.poller import Poller
+from cloudsimfs.poller import Followed, Poller
 from cloudsimfs.runs import GRACE, HOLD, WHOLE_LIST, Runs
 from cloudsimfs.runstore import RunStore
 from cloudsimfs.sandbox import Sandbox, Settings
 from cloudsimfs.service import connect
-from cloudsimfs.virtual import Followed
 
 TTL = 15.0
 STEP = 5.0  # seconds the clock is moved at a time

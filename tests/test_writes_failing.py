@@ -17,7 +17,7 @@ from cloudsimfs import changes
 from cloudsimfs.clock import SystemClock
 from cloudsimfs.content import Content
 from cloudsimfs.errors import CloudsimfsError, NoSpace
-from cloudsimfs.overlay import is_local_name
+from cloudsimfs.localnames import is_local_name
 from cloudsimfs.rename import rename
 from cloudsimfs.sandbox import Sandbox
 

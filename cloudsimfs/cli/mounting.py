@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from cloudsimfs import cachedir, config, mountoptions, mountpoint
+from cloudsimfs import accountdir, config, mountoptions, mountpoint
 from cloudsimfs.cli.adopting import note_other_keys
 from cloudsimfs.cli.base import main
 from cloudsimfs.cli.options import options, settings_of
@@ -57,7 +57,7 @@ def run_mount(directory: Path | None, words: tuple[str, ...], foreground: bool, 
     note_other_keys(chosen.cache_dir)
     mountpoint.prepare(directory)
     check_mounting(directory, settings)
-    with cachedir.provisional(chosen.cache_dir, log_file=None if settings["log-file"] else chosen.log_file):
+    with accountdir.provisional(chosen.cache_dir, log_file=None if settings["log-file"] else chosen.log_file):
         _serve(chosen, directory, settings, foreground=foreground)
 
 

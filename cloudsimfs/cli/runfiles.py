@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from cloudsimfs import cachedir, config, mountpoint, paths
+from cloudsimfs import accountdir, config, mountpoint, paths
 from cloudsimfs.cli.running import mount_at_hand, mount_of
 from cloudsimfs.clock import SystemClock
 from cloudsimfs.errors import MountError, NotDirectory, NotFound, Refused, TryAgain
@@ -54,7 +54,7 @@ def reach(top: Path | None, settings: config.Settings, *, direct: bool) -> Itera
         return
     account = config.account(settings)
     with (
-        cachedir.provisional(account.directory),
+        accountdir.provisional(account.directory),
         account.connect() as client,
         contextlib.closing(Journal(account.directory / "journal.db")) as journal,
     ):

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from cloudsimfs import cachedir, config
+from cloudsimfs import accountdir, cachedir, config
 from cloudsimfs.cli.base import main
 from cloudsimfs.cli.options import options, settings_of
 from cloudsimfs.cli.running import drain, mount_meant, mount_of
@@ -72,7 +72,7 @@ def show(as_json: bool, **given: Any) -> None:
 def clear(**given: Any) -> None:
     """Remove what is cached and stored on the service; what waits for its upload stays. Not while it is mounted."""
     for directory in _account_dirs(given):
-        click.echo(f"{directory}: {cachedir.clear(directory) / 2**20:.1f} MiB freed")
+        click.echo(f"{directory}: {accountdir.clear(directory) / 2**20:.1f} MiB freed")
 
 
 def _account_dirs(given: dict[str, Any]) -> list[Path]:

@@ -1,0 +1,38 @@
+"""Names with a meaning of our own: those that never leave this machine, and those of conflict copies. Pure."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import socket
+import time
+from collections.abc import Iterator
+
+from cloudsimfs import paths
+
+# Names that editors and desktops drop: they stay here and are never uploaded (design.md section 3).
+LOCAL_NAMES = re.compile(
+    r"\..*\.sw.|4913|.*~|\.goutputstream-.*|\.fuse_hidden.*|\.~lock\..*#|\._.*|\.DS_Store|Thumbs\.db",
+    re.DOTALL,
+)
+HIDDEN_PREFIX = ".fuse_hidden"  # libfuse's name for what was unlinked while open
+
+
+def is_local_name(name: str) -> bool:
+    return LOCAL_NAMES.fullmatch(name) is not None
+
+
+def conflict_names(path: str) -> Iterator[str]:
+    """What a copy beside `path` may be called, the plainest first."""
+    directory, name = paths.split(path)
+    host = re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname().partition(".")[0])[:40]
+    mark = f".conflict-{host}-{time.strftime('%Y%m%d-%H%M%S')}"
+    for number in itertools.count(1):
+        ending = mark if number == 1 else f"{mark}-{number}"
+        yield paths.join(directory, _shortened(name, len(ending)) + ending)
+
+
+def _shortened(name: str, room: int) -> str:
+    """A name that leaves room for so many more bytes."""
+    encoded = name.encode("utf-8", "surrogateescape")[: paths.NAME_MAX - room]
+    return encoded.decode("utf-8", "ignore") if len(encoded) < len(name.encode("utf-8", "surrogateescape")) else name
