@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from cloudsimfs.errors import CloudsimfsError, Crashed, MountError
 from cloudsimfs.logs import set_up_logging
-from cloudsimfs.service.redact import redact
+from cloudsimfs.redact import redact
 
 READY, FAILED = b"ready ", b"failed "  # what the daemon tells whoever started it, with a text after it
 

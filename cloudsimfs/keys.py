@@ -14,9 +14,9 @@ from typing import Any
 
 from cloudsimfs.errors import ConfigError
 from cloudsimfs.profiles import config_file, write_private
+from cloudsimfs.redact import register_secret
 from cloudsimfs.service import Credentials, load_key
 from cloudsimfs.service.credentials import check_key
-from cloudsimfs.service.redact import register_secret
 
 VARIABLE = "CLOUDSIMFS_API_KEY"
 _SERVICE = "cloudsimfs"  # what the keyring files it under

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from cloudsimfs.disk import make_private
 from cloudsimfs.errors import ConfigError
-from cloudsimfs.service.redact import RedactingFilter, RedactingFormatter, redact
+from cloudsimfs.redact import RedactingFilter, RedactingFormatter, redact
 
 LOG_SIZE = 5 << 20  # bytes of one log file
 OLD_LOGS = 3

@@ -20,11 +20,11 @@ from cloudsimfs.launch import Launcher
 from cloudsimfs.lookups import NAMES, Lookups
 from cloudsimfs.pictures import Pictures
 from cloudsimfs.poller import Followed, Poller
+from cloudsimfs.redact import redact
 from cloudsimfs.runcommands import RunCommands
 from cloudsimfs.runs import Runs
 from cloudsimfs.runstore import RunStore
 from cloudsimfs.service import Budget, Simulation
-from cloudsimfs.service.redact import redact
 from cloudsimfs.virtual import File, Folder, Link, Node, as_json, text
 
 SIMULATIONS = ".simulations"

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from cloudsimfs.errors import ConfigError
+from cloudsimfs.redact import RedactingFilter, RedactingFormatter, redact, register_secret
 from cloudsimfs.service.credentials import Credentials, load_key
-from cloudsimfs.service.redact import RedactingFilter, RedactingFormatter, redact, register_secret
 
 SECRET = "s3cr3t-Key-0123456789"
 

@@ -16,10 +16,10 @@ from cloudsimfs.cli.base import main
 from cloudsimfs.cli.options import options, settings_of
 from cloudsimfs.cli.table import echo_table
 from cloudsimfs.errors import ConfigError, KeyRefused, MountError, ServiceError
+from cloudsimfs.redact import redact
 from cloudsimfs.service import Credentials, connect, load_key
 from cloudsimfs.service.credentials import check_key
 from cloudsimfs.service.exchange import check_base_url
-from cloudsimfs.service.redact import redact
 from cloudsimfs.settings import SETTINGS
 
 LOGIN_EPILOG = """\

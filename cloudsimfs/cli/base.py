@@ -11,7 +11,7 @@ import click
 
 from cloudsimfs import __version__, mountoptions, mountpoint
 from cloudsimfs.errors import CloudsimfsError, ConfigError
-from cloudsimfs.service.redact import redact
+from cloudsimfs.redact import redact
 from cloudsimfs.settings import split_options
 
 FAILED, WRONG_USE, INTERRUPTED = 1, 2, 130

@@ -22,6 +22,7 @@ from cloudsimfs.errors import (
     NotOffered,
     Refused,
 )
+from cloudsimfs.redact import register_secret
 from cloudsimfs.service import entries, parsing, v1, v2
 from cloudsimfs.service.budget import Budget, Urgency
 from cloudsimfs.service.call import Call, Retry, Timeouts, Version
@@ -29,7 +30,6 @@ from cloudsimfs.service.credentials import check_key
 from cloudsimfs.service.exchange import Exchange, Outage, check_base_url
 from cloudsimfs.service.model import Download, Entry, LaunchRequest, Signal, Simulation, Stored, View
 from cloudsimfs.service.paging import all_pages
-from cloudsimfs.service.redact import register_secret
 from cloudsimfs.service.retry import Retrier
 from cloudsimfs.service.transfer import Fetched, Store, opened
 from cloudsimfs.service.transport import Body, Progress, Reply, Wire

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cloudsimfs.errors import ConfigError
-from cloudsimfs.service.redact import register_secret
+from cloudsimfs.redact import register_secret
 
 log = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ from urllib.parse import unquote, urlsplit
 
 from cloudsimfs import paths
 from cloudsimfs.errors import BadReply
+from cloudsimfs.redact import redact
 from cloudsimfs.service.call import Call
 from cloudsimfs.service.model import Picture, RunStatus, Simulation
-from cloudsimfs.service.redact import redact
 
 log = logging.getLogger(__name__)
 

@@ -23,8 +23,8 @@ from requests.auth import AuthBase
 
 from cloudsimfs.clock import Clock
 from cloudsimfs.errors import BadReply, Cancelled, ServiceError, TimedOut, Unreachable
+from cloudsimfs.redact import redact
 from cloudsimfs.service.call import Timeouts
-from cloudsimfs.service.redact import redact
 from cloudsimfs.service.retry import Failed
 
 POOL = 64  # kept connections per host
