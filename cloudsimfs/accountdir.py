@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cloudsimfs.cachedir import lock_directory, make
-from cloudsimfs.disk import disk_usage
 from cloudsimfs.errors import ConfigError, Crashed, MountError, ServiceError
+from cloudsimfs.host.disk import disk_usage
 from cloudsimfs.journal import Journal
 
 

@@ -29,8 +29,8 @@ from pathlib import Path
 from cloudsimfs import accountdir, cachedir, listings, paths
 from cloudsimfs.attrs import fresh_ino
 from cloudsimfs.cachedir import LAUNCH_LOCK, LOCAL, lock_directory, log_of
-from cloudsimfs.disk import copy_file, disk_failure, make_private
 from cloudsimfs.errors import MountError
+from cloudsimfs.host.disk import copy_file, disk_failure, make_private
 from cloudsimfs.journal import Journal, has_adopted, read_closed, read_counts, read_drafts
 from cloudsimfs.localnames import conflict_names, is_local_name
 from cloudsimfs.rows import DraftRow, FileRow, GoneRow

@@ -14,8 +14,8 @@ import threading
 from collections.abc import Iterable
 from pathlib import Path
 
-from cloudsimfs.disk import data_parts, disk_failure
 from cloudsimfs.errors import BadHandle
+from cloudsimfs.host.disk import data_parts, disk_failure
 
 BLOCK = 1 << 20  # bytes written anew at a time
 

@@ -19,8 +19,8 @@ from pathlib import Path
 
 from cloudsimfs import rangelog
 from cloudsimfs.contentstate import ContentState
-from cloudsimfs.disk import disk_usage, make_private
 from cloudsimfs.errors import ConfigError, MountError
+from cloudsimfs.host.disk import disk_usage, make_private
 from cloudsimfs.rangelog import Record, Version
 from cloudsimfs.ranges import RangeSet
 

@@ -23,7 +23,6 @@ from typing import Protocol
 from cloudsimfs import growth
 from cloudsimfs.backing import BackingFile
 from cloudsimfs.contentstate import ContentState
-from cloudsimfs.disk import PAGE, SLICE, disk_usage, punch, write_all
 from cloudsimfs.errors import (
     BadHandle,
     Cancelled,
@@ -36,6 +35,7 @@ from cloudsimfs.errors import (
 )
 from cloudsimfs.fetching import Fetcher, Flight, Waiter
 from cloudsimfs.fetchpool import FetchPool
+from cloudsimfs.host.disk import PAGE, SLICE, disk_usage, punch, write_all
 from cloudsimfs.presence import Presence
 from cloudsimfs.rangelog import RangeLog
 from cloudsimfs.ranges import RangeSet

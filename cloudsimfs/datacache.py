@@ -23,9 +23,9 @@ from cloudsimfs import growth, rangelog
 from cloudsimfs.cachedir import LOCAL, key_of, lock_directory, log_of, size_of, with_log
 from cloudsimfs.content import Content
 from cloudsimfs.contentstate import ContentState
-from cloudsimfs.disk import copy_file, disk_failure, disk_usage, make_private
 from cloudsimfs.errors import NoSpace
 from cloudsimfs.fetchpool import FetchPool
+from cloudsimfs.host.disk import copy_file, disk_failure, disk_usage, make_private
 from cloudsimfs.rangelog import RangeLog, Record, Version
 from cloudsimfs.readahead import MOST_AHEAD
 from cloudsimfs.remote import Source

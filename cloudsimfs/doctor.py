@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from cloudsimfs import config, keys, mountpoint, profiles
+from cloudsimfs import config, keys, profiles
 from cloudsimfs.cachedir import is_mounted
 from cloudsimfs.errors import CloudsimfsError, ConfigError, KeyRefused, MountError
+from cloudsimfs.host import mountpoint
 from cloudsimfs.journal import count_pending
 from cloudsimfs.service import Client, Entry
 from cloudsimfs.settings import SETTINGS, near

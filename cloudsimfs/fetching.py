@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack
 from typing import Protocol
 
-from cloudsimfs.disk import disk_failure
 from cloudsimfs.errors import (
     BadReply,
     Cancelled,
@@ -30,6 +29,7 @@ from cloudsimfs.errors import (
     VersionChanged,
 )
 from cloudsimfs.fetchpool import FetchPool
+from cloudsimfs.host.disk import disk_failure
 from cloudsimfs.ranges import RangeSet
 from cloudsimfs.readahead import Readahead, Window, cut
 from cloudsimfs.remote import Source

@@ -16,7 +16,6 @@ from cloudsimfs.clock import Clock, SystemClock
 from cloudsimfs.config import KERNEL_SHARE, Config, cache_limit
 from cloudsimfs.conflicts import Conflicts
 from cloudsimfs.control import Control
-from cloudsimfs.daemon import on_signal
 from cloudsimfs.datacache import DataCache
 from cloudsimfs.dcache import DCache
 from cloudsimfs.errors import (
@@ -37,6 +36,7 @@ from cloudsimfs.errors import (
     WrongState,
 )
 from cloudsimfs.handles import Handles
+from cloudsimfs.host.daemon import on_signal
 from cloudsimfs.journal import Journal
 from cloudsimfs.kernel import interrupted, library_version, serve
 from cloudsimfs.listings import ListingStore

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cloudsimfs.disk import make_private
 from cloudsimfs.errors import ConfigError
+from cloudsimfs.host.disk import make_private
 from cloudsimfs.settings import DIRECTORY, FILE, SETTINGS, home, near
 
 DEFAULT = "default"

@@ -23,9 +23,9 @@ from cloudsimfs import paths
 from cloudsimfs.attrs import fresh_ino
 from cloudsimfs.cachedir import is_mounted, missing_bytes
 from cloudsimfs.content import Content
-from cloudsimfs.disk import copy_file
 from cloudsimfs.errors import Cancelled, Invalid, IsDirectory, NotFound, TimedOut
 from cloudsimfs.handles import Handles
+from cloudsimfs.host.disk import copy_file
 from cloudsimfs.inode import Inode, LocalAttr
 from cloudsimfs.journal import read_closed, read_drafts
 from cloudsimfs.localnames import is_local_name

@@ -16,7 +16,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from cloudsimfs.disk import make_private
+from cloudsimfs.host.disk import make_private
 from cloudsimfs.service import Picture, Simulation
 
 log = logging.getLogger(__name__)

@@ -15,8 +15,9 @@ import pytest
 from conftest import MountFactory
 from harness import Mounted, client_environment, cloudsimfs, patient
 
-from cloudsimfs import config, doctor, mountpoint, profiles
+from cloudsimfs import config, doctor, profiles
 from cloudsimfs.clock import ManualClock
+from cloudsimfs.host import mountpoint
 from cloudsimfs.sandbox import Sandbox
 from cloudsimfs.service import connect
 from cloudsimfs.service.failures import ahead

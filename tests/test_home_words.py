@@ -9,8 +9,9 @@ import pytest
 from conftest import MountFactory
 from harness import Mounted, cloudsimfs, write_key
 
-from cloudsimfs import config, doctor, mountpoint
+from cloudsimfs import config, doctor
 from cloudsimfs.errors import ConfigError, MountError
+from cloudsimfs.host import mountpoint
 from cloudsimfs.sandbox import Sandbox
 
 

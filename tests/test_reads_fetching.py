@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 from harness import patient, wait_until
 
-from cloudsimfs import disk, fetching
+from cloudsimfs import fetching
 from cloudsimfs.content import Content
 from cloudsimfs.datacache import DataCache
 from cloudsimfs.errors import Cancelled, CloudsimfsError, NoSpace, ServiceError
+from cloudsimfs.host import disk
 from cloudsimfs.sandbox import Sandbox
 from cloudsimfs.service import Retry, Timeouts, connect
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import click
 
-from cloudsimfs import __version__, mountoptions, mountpoint
+from cloudsimfs import __version__, mountoptions
 from cloudsimfs.errors import CloudsimfsError, ConfigError
+from cloudsimfs.host import mountpoint
 from cloudsimfs.redact import redact
 from cloudsimfs.settings import split_options
 

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import click
 
-from cloudsimfs import config, mountpoint, profiles
+from cloudsimfs import config, profiles
 from cloudsimfs.cli.base import main
 from cloudsimfs.cli.options import profile_names
 from cloudsimfs.errors import ConfigError, MountError
+from cloudsimfs.host import mountpoint
 from cloudsimfs.settings import home
 
 TEMPLATE = "cloudsimfs@.service"

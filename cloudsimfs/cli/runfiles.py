@@ -13,10 +13,11 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from cloudsimfs import accountdir, config, mountpoint, paths
+from cloudsimfs import accountdir, config, paths
 from cloudsimfs.cli.running import mount_at_hand, mount_of
 from cloudsimfs.clock import SystemClock
 from cloudsimfs.errors import MountError, NotDirectory, NotFound, Refused, TryAgain
+from cloudsimfs.host import mountpoint
 from cloudsimfs.journal import Journal
 from cloudsimfs.runsetup import runs_of_account
 from cloudsimfs.service import Client

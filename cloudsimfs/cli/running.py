@@ -15,9 +15,9 @@ from typing import Any
 
 import click
 
-from cloudsimfs import mountpoint
 from cloudsimfs.control import STATE
 from cloudsimfs.errors import MountError
+from cloudsimfs.host import mountpoint
 from cloudsimfs.simulations import SIMULATIONS
 
 PROGRESS = 0.2  # seconds between looks how far the uploads are

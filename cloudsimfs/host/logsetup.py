@@ -16,8 +16,8 @@ from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
-from cloudsimfs.disk import make_private
 from cloudsimfs.errors import ConfigError
+from cloudsimfs.host.disk import make_private
 from cloudsimfs.redact import RedactingFilter, RedactingFormatter, redact
 
 LOG_SIZE = 5 << 20  # bytes of one log file
