@@ -17,13 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from cloudsimfs import config, keys, profiles
+from cloudsimfs import config
 from cloudsimfs.cachedir import is_mounted
+from cloudsimfs.config import keys, profiles
+from cloudsimfs.config.settings import SETTINGS, near
 from cloudsimfs.errors import CloudsimfsError, ConfigError, KeyRefused, MountError
 from cloudsimfs.host import mountpoint
 from cloudsimfs.journal import count_pending
 from cloudsimfs.service import Client, Entry
-from cloudsimfs.settings import SETTINGS, near
 
 Level = Literal["ok", "warning", "failure"]
 

@@ -15,8 +15,9 @@ import pytest
 from conftest import MountFactory
 from harness import Mounted, client_environment, cloudsimfs, patient
 
-from cloudsimfs import config, doctor, profiles
+from cloudsimfs import config, doctor
 from cloudsimfs.clock import ManualClock
+from cloudsimfs.config import profiles
 from cloudsimfs.host import mountpoint
 from cloudsimfs.sandbox import Sandbox
 from cloudsimfs.service import connect

@@ -22,11 +22,12 @@ import pytest
 from click.testing import CliRunner
 from harness import client_environment, cloudsimfs, patient, run, wait_until, write_key
 
-from cloudsimfs import config, mountoptions, profiles
+from cloudsimfs import config
 from cloudsimfs.cli import main
+from cloudsimfs.config import mountoptions, profiles
+from cloudsimfs.config.settings import SETTINGS
 from cloudsimfs.errors import ConfigError
 from cloudsimfs.sandbox import Sandbox, Settings
-from cloudsimfs.settings import SETTINGS
 
 WriteConfig = Callable[[str], Path]
 

@@ -10,17 +10,18 @@ from typing import Any
 
 import click
 
-from cloudsimfs import config, keys, profiles
+from cloudsimfs import config
 from cloudsimfs.cli.adopting import note_other_keys
 from cloudsimfs.cli.base import main
 from cloudsimfs.cli.options import options, settings_of
 from cloudsimfs.cli.table import echo_table
+from cloudsimfs.config import keys, profiles
+from cloudsimfs.config.settings import SETTINGS
 from cloudsimfs.errors import ConfigError, KeyRefused, MountError, ServiceError
 from cloudsimfs.redact import redact
 from cloudsimfs.service import Credentials, connect, load_key
 from cloudsimfs.service.credentials import check_key
 from cloudsimfs.service.exchange import check_base_url
-from cloudsimfs.settings import SETTINGS
 
 LOGIN_EPILOG = """\
 \b

@@ -9,11 +9,12 @@ from typing import Any
 
 import click
 
-from cloudsimfs import __version__, mountoptions
+from cloudsimfs import __version__
+from cloudsimfs.config import mountoptions
+from cloudsimfs.config.settings import split_options
 from cloudsimfs.errors import CloudsimfsError, ConfigError
 from cloudsimfs.host import mountpoint
 from cloudsimfs.redact import redact
-from cloudsimfs.settings import split_options
 
 FAILED, WRONG_USE, INTERRUPTED = 1, 2, 130
 

@@ -13,9 +13,9 @@ from cloudsimfs import config
 from cloudsimfs import doctor as checks
 from cloudsimfs.cli.base import FAILED, main
 from cloudsimfs.cli.options import options, settings_of
+from cloudsimfs.config.settings import ACCOUNT
 from cloudsimfs.doctor import Finding
 from cloudsimfs.errors import MountError
-from cloudsimfs.settings import ACCOUNT
 
 EPILOG = """\
 \b

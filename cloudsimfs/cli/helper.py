@@ -16,9 +16,9 @@ import sys
 
 import click
 
-from cloudsimfs import mountoptions
 from cloudsimfs.cli.base import WRONG_USE, main
-from cloudsimfs.settings import split_options
+from cloudsimfs.config import mountoptions
+from cloudsimfs.config.settings import split_options
 
 
 def mount() -> None:

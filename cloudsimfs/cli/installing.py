@@ -13,12 +13,13 @@ from pathlib import Path
 
 import click
 
-from cloudsimfs import config, profiles
+from cloudsimfs import config
 from cloudsimfs.cli.base import main
 from cloudsimfs.cli.options import profile_names
+from cloudsimfs.config import profiles
+from cloudsimfs.config.settings import home
 from cloudsimfs.errors import ConfigError, MountError
 from cloudsimfs.host import mountpoint
-from cloudsimfs.settings import home
 
 TEMPLATE = "cloudsimfs@.service"
 SBIN = Path("/sbin")

@@ -9,7 +9,7 @@ import click
 
 from cloudsimfs import __version__
 from cloudsimfs.cli.base import EPILOG, main
-from cloudsimfs.settings import SETTINGS
+from cloudsimfs.config.settings import SETTINGS
 
 NAME = "Mount a cloud simulation service as a drive, and drive its runs through files."
 

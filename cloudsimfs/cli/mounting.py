@@ -11,17 +11,18 @@ from typing import Any
 
 import click
 
-from cloudsimfs import accountdir, config, mountoptions
+from cloudsimfs import accountdir, config
 from cloudsimfs.cli.adopting import note_other_keys
 from cloudsimfs.cli.base import main
 from cloudsimfs.cli.options import options, settings_of
 from cloudsimfs.cli.running import Offline, dead_mounts, drain, left_behind, mount_at_hand, read_status
+from cloudsimfs.config import mountoptions
+from cloudsimfs.config.settings import DIRECT, split_options
 from cloudsimfs.doctor import check_mounting
 from cloudsimfs.errors import ConfigError, MountError
 from cloudsimfs.host import mountpoint
 from cloudsimfs.host.daemon import notify_systemd, run_in_background
 from cloudsimfs.host.logsetup import set_up_logging
-from cloudsimfs.settings import DIRECT, split_options
 
 NO_WAIT = "--no-wait unmounts now, and the next mount goes on"
 EXIT_TIMEOUT = 30.0  # seconds `umount` waits for the daemon to end after the unmount

@@ -7,9 +7,10 @@ from typing import Any, TypeVar
 
 import click
 
-from cloudsimfs import config, profiles
+from cloudsimfs import config
+from cloudsimfs.config import profiles
+from cloudsimfs.config.settings import ACCOUNT, FLAG, SETTINGS, Setting
 from cloudsimfs.errors import ConfigError
-from cloudsimfs.settings import ACCOUNT, FLAG, SETTINGS, Setting
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

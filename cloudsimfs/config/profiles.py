@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cloudsimfs.config.settings import DIRECTORY, FILE, SETTINGS, home, near
 from cloudsimfs.errors import ConfigError
 from cloudsimfs.host.disk import make_private
-from cloudsimfs.settings import DIRECTORY, FILE, SETTINGS, home, near
 
 DEFAULT = "default"
 _SECRETS = ("api-key", "api_key", "apikey", "key", "token", "password")

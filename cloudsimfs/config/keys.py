@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cloudsimfs.config.profiles import config_file, write_private
 from cloudsimfs.errors import ConfigError
-from cloudsimfs.profiles import config_file, write_private
 from cloudsimfs.redact import register_secret
 from cloudsimfs.service import Credentials, load_key
 from cloudsimfs.service.credentials import check_key

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from cloudsimfs.config.settings import DIRECT, FLAG, SETTINGS, near
 from cloudsimfs.errors import ConfigError
-from cloudsimfs.settings import DIRECT, FLAG, SETTINGS, near
 
 _OURS = {"ro": ("read-only", "true"), "rw": ("read-only", "false"), "allow_other": ("allow-other", "true")}
 """The usual names of two of our settings."""

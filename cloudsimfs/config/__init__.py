@@ -1,0 +1,38 @@
+"""Settings: their one table, the profiles and keys they come from, and what a command or a mount makes of them.
+
+Called by the command line, and by the mount for its `Config`; asks the service nothing.
+Locks: none.
+"""
+
+from cloudsimfs.config.accounts import (
+    Account,
+    Api,
+    account,
+    account_dir,
+    account_dirs,
+    cache_base,
+    other_accounts,
+    state_dir,
+)
+from cloudsimfs.config.mountconfig import KERNEL_SHARE, Config, cache_limit, mount_config
+from cloudsimfs.config.precedence import PROFILE_VARIABLE, Settings, Value, resolve, unknown_profile
+
+__all__ = [
+    "KERNEL_SHARE",
+    "PROFILE_VARIABLE",
+    "Account",
+    "Api",
+    "Config",
+    "Settings",
+    "Value",
+    "account",
+    "account_dir",
+    "account_dirs",
+    "cache_base",
+    "cache_limit",
+    "mount_config",
+    "other_accounts",
+    "resolve",
+    "state_dir",
+    "unknown_profile",
+]

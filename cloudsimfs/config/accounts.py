@@ -1,0 +1,127 @@
+"""The account that settings lead to: its address, its key, and where its cache and its logs live. Makes no call."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+
+from cloudsimfs.clock import Clock
+from cloudsimfs.config import keys, profiles
+from cloudsimfs.config.precedence import Settings
+from cloudsimfs.config.settings import SETTINGS, home
+from cloudsimfs.errors import ConfigError
+from cloudsimfs.service import Client, Credentials, connect
+from cloudsimfs.service.exchange import check_base_url
+
+Api = Literal["auto", "v1", "v2"]
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """A user's account at a service: all that a command without a mount needs. `directory` is its cache's."""
+
+    url: str
+    credentials: Credentials
+    key_source: str
+    api: Api
+    key_in_query: bool
+    calls_per_hour: int | None
+    directory: Path
+
+    def connect(
+        self, *, offline: bool = False, clock: Clock | None = None, stop: threading.Event | None = None
+    ) -> Client:
+        """A client for it; makes no call."""
+        return connect(
+            base_url=self.url,
+            key=self.credentials.key,
+            api=self.api,
+            calls_per_hour=self.calls_per_hour,
+            key_in_query=self.key_in_query,
+            offline=offline,
+            clock=clock,
+            stop=stop,
+        )
+
+
+def account(settings: Settings) -> Account:
+    """The address and the key that the settings lead to. Makes no call."""
+    url, login = settings["url"], f"cloudsimfs login{profiles.option(settings.profile)}"
+    if url is None:
+        raise ConfigError(f"no service address: give --url URL, set CLOUDSIMFS_URL, or run `{login}` once")
+    url = check_base_url(url)
+    named = settings.values["key-file"]
+    found = keys.find(settings.profile, named.value, of_profile=named.of_profile)
+    if found is None:
+        raise ConfigError(
+            f"no API key for {url}: run `{login}`, give --key-file FILE (the key, or the service's license file), "
+            f"or set {keys.VARIABLE}"
+        )
+    if found.stored:
+        _check_address(settings, found)
+    return Account(
+        url=url,
+        credentials=found.credentials,
+        key_source=found.where,
+        api=settings["api"],
+        key_in_query=settings["key-in-query"],
+        calls_per_hour=settings["calls-per-hour"],
+        directory=account_dir(settings["cache-dir"], url, found.credentials.key),
+    )
+
+
+def _check_address(settings: Settings, found: keys.Found) -> None:
+    """A profile's key is not for another service's eyes."""
+    in_file = profiles.read(settings.profile).given.get("url")
+    if in_file is not None and SETTINGS["url"].kind.parse(in_file.text) != settings["url"]:
+        raise ConfigError(
+            f"the key in {found.where} is for {in_file.text}, and {settings.values['url'].source} names another "
+            "service: give --key-file, or a --profile of its own"
+        )
+
+
+def account_dir(base: Path | None, url: str, key: str) -> Path:
+    """Where one account's cache and journal live: below `base`, or `$XDG_CACHE_HOME/cloudsimfs`.
+
+    One directory per service address and key: what waits there must never go up under another account's key.
+    """
+    digest = hashlib.sha256(key.encode()).hexdigest()[:8]
+    return cache_base(base) / f"{_service_name(url)}-{digest}"
+
+
+def account_dirs(base: Path | None, url: str | None) -> list[Path]:
+    """The directories there are of all accounts, or of those at the service `url`."""
+    name = "*" if url is None else f"{_service_name(url)}-????????"
+    return sorted(found.parent for found in cache_base(base).glob(f"{name}/data"))
+
+
+def state_dir(settings: Settings, owner: Account) -> Path:
+    """Where one account's logs live: with a cache directory of the user's choice there, else `$XDG_STATE_HOME`."""
+    if settings["cache-dir"] is not None:
+        return owner.directory
+    return home("XDG_STATE_HOME", "~/.local/state") / owner.directory.name
+
+
+def cache_base(base: Path | None) -> Path:
+    return (base or home("XDG_CACHE_HOME", "~/.cache")).absolute()
+
+
+def _service_name(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        parts = urlsplit("")
+    name = re.sub(r"[^A-Za-z0-9.-]", "_", f"{parts.netloc.rpartition('@')[2]}{parts.path}".strip("/"))
+    if not name:
+        raise ConfigError(f"{url!r} is no service address; write for example https://service.example")
+    return name
+
+
+def other_accounts(directory: Path) -> list[Path]:
+    """The directories of other keys at the same service."""
+    return [found for found in directory.parent.glob(directory.name[:-8] + "*") if found != directory]

@@ -1,0 +1,76 @@
+"""A setting's value is the strongest of, from the weakest: its default, the configuration file, the profile, the
+environment, the command line.
+
+Raises ConfigError with the remedy. Reads the profiles' file; asks nobody else.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cloudsimfs.config import profiles
+from cloudsimfs.config.settings import SETTINGS, Setting, default, near
+from cloudsimfs.errors import ConfigError
+
+PROFILE_VARIABLE = "CLOUDSIMFS_PROFILE"
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A setting's value and where it came from, as a user would say it."""
+
+    value: Any
+    source: str
+    text: str | None  # as it was written
+    of_profile: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Every setting of one command, looked up by name."""
+
+    profile: str
+    values: dict[str, Value]
+
+    def __getitem__(self, name: str) -> Any:
+        return self.values[name].value
+
+
+def resolve(given: Mapping[str, str | None], profile: str | None = None, *, new: bool = False) -> Settings:
+    """The settings in effect; `given` is the command line's, by name, as text.
+
+    The profile is `profile`, else CLOUDSIMFS_PROFILE, else the default one. `new`: it need not exist.
+    """
+    found = profiles.read(profile or os.environ.get(PROFILE_VARIABLE) or None)
+    if not found.known and not new and found.name != profiles.DEFAULT:
+        raise unknown_profile(found.name, f"; make it: cloudsimfs login{profiles.option(found.name)}")
+    values = {name: _value(row, given.get(name), found.given.get(name)) for name, row in SETTINGS.items()}
+    return Settings(found.name, values)
+
+
+def unknown_profile(name: str, remedy: str = "") -> ConfigError:
+    """That there is none of this name; `remedy` if none is called alike, either."""
+    hint = near(name, profiles.names()) or remedy
+    return ConfigError(f"profile {name}: not in {profiles.config_file()}{hint}")
+
+
+def _value(row: Setting, option: str | None, in_file: profiles.Given | None) -> Value:
+    in_environment = os.environ.get(row.variable, "")
+    if option is not None:
+        return Value(_parsed(row, option, f"--{row.name} {option}"), f"--{row.name}", option)
+    if in_environment:
+        return Value(_parsed(row, in_environment, f"{row.variable}={in_environment}"), row.variable, in_environment)
+    if in_file is not None:
+        where = f"{in_file.where}: {row.name} = {in_file.text}"
+        return Value(_parsed(row, in_file.text, where), in_file.where, in_file.text, of_profile=True)
+    return Value(default(row.name), "default", row.default)
+
+
+def _parsed(row: Setting, text: str, where: str) -> Any:
+    try:
+        return row.kind.parse(text)
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from None
