@@ -21,8 +21,8 @@ from cloudsimfs import rangelog
 from cloudsimfs.contentstate import ContentState
 from cloudsimfs.errors import ConfigError, MountError
 from cloudsimfs.host.disk import disk_usage, make_private
+from cloudsimfs.prefetch.ranges import RangeSet
 from cloudsimfs.rangelog import Record, Version
-from cloudsimfs.ranges import RangeSet
 
 LOCAL = "local"
 LAUNCH_LOCK = "launch.lock"

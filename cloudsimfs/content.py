@@ -33,14 +33,14 @@ from cloudsimfs.errors import (
     Stale,
     VersionChanged,
 )
-from cloudsimfs.fetching import Fetcher, Flight, Waiter
-from cloudsimfs.fetchpool import FetchPool
 from cloudsimfs.host.disk import PAGE, SLICE, disk_usage, punch, write_all
+from cloudsimfs.prefetch.fetcher import Fetcher, Flight, Waiter
+from cloudsimfs.prefetch.pool import FetchPool
+from cloudsimfs.prefetch.ranges import RangeSet
+from cloudsimfs.prefetch.readahead import MOST_AHEAD, MOST_PIECE, Window
+from cloudsimfs.prefetch.source import Source
 from cloudsimfs.presence import Presence
 from cloudsimfs.rangelog import RangeLog
-from cloudsimfs.ranges import RangeSet
-from cloudsimfs.readahead import MOST_AHEAD, MOST_PIECE, Window
-from cloudsimfs.remote import Source
 from cloudsimfs.waiting import Interrupted, never
 
 BLOCK = 1 << 20  # bytes read from disk at a time for an upload

@@ -24,11 +24,11 @@ from cloudsimfs.cachedir import LOCAL, key_of, lock_directory, log_of, size_of, 
 from cloudsimfs.content import Content
 from cloudsimfs.contentstate import ContentState
 from cloudsimfs.errors import NoSpace
-from cloudsimfs.fetchpool import FetchPool
 from cloudsimfs.host.disk import copy_file, disk_failure, disk_usage, make_private
+from cloudsimfs.prefetch.pool import FetchPool
+from cloudsimfs.prefetch.readahead import MOST_AHEAD
+from cloudsimfs.prefetch.source import Source
 from cloudsimfs.rangelog import RangeLog, Record, Version
-from cloudsimfs.readahead import MOST_AHEAD
-from cloudsimfs.remote import Source
 from cloudsimfs.service import Client
 from cloudsimfs.service.model import Entry
 

@@ -25,7 +25,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cloudsimfs.ranges import RangeSet
+from cloudsimfs.prefetch.ranges import RangeSet
 from cloudsimfs.service.model import Entry
 
 log = logging.getLogger(__name__)

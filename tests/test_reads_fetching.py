@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from harness import patient, wait_until
 
-from cloudsimfs import fetching
 from cloudsimfs.content import Content
 from cloudsimfs.datacache import DataCache
 from cloudsimfs.errors import Cancelled, CloudsimfsError, NoSpace, ServiceError
 from cloudsimfs.host import disk
+from cloudsimfs.prefetch import fetcher
 from cloudsimfs.sandbox import Sandbox
 from cloudsimfs.service import Retry, Timeouts, connect
 
@@ -68,7 +68,7 @@ def test_a_connection_that_stops_in_the_middle_goes_on_from_there(box: Sandbox, 
 def test_a_read_waits_no_longer_than_nothing_comes(
     box: Sandbox, content: Content, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetching, "STALL", 0.3)
+    monkeypatch.setattr(fetcher, "STALL", 0.3)
     box.faults.add("object-get", "slow", rate=100_000.0)  # never a pause long enough for a timeout
     with pytest.raises(ServiceError) as failure:
         content.read(1_000_000, 200_000)

@@ -11,9 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloudsimfs import rangelog
+from cloudsimfs.prefetch.ranges import RangeSet
+from cloudsimfs.prefetch.readahead import (
+    MOST_AHEAD,
+    START_AHEAD,
+    START_SURE,
+    WHOLE,
+    Readahead,
+    Window,
+    cut,
+    piece_size,
+)
 from cloudsimfs.rangelog import RangeLog
-from cloudsimfs.ranges import RangeSet
-from cloudsimfs.readahead import MOST_AHEAD, START_AHEAD, START_SURE, WHOLE, Readahead, Window, cut, piece_size
 from cloudsimfs.service.model import Entry
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30

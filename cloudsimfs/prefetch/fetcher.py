@@ -28,11 +28,11 @@ from cloudsimfs.errors import (
     Unreachable,
     VersionChanged,
 )
-from cloudsimfs.fetchpool import FetchPool
 from cloudsimfs.host.disk import disk_failure
-from cloudsimfs.ranges import RangeSet
-from cloudsimfs.readahead import Readahead, Window, cut
-from cloudsimfs.remote import Source
+from cloudsimfs.prefetch.pool import FetchPool
+from cloudsimfs.prefetch.ranges import RangeSet
+from cloudsimfs.prefetch.readahead import Readahead, Window, cut
+from cloudsimfs.prefetch.source import Source
 from cloudsimfs.service.model import Entry
 from cloudsimfs.waiting import Interrupted, never
 
