@@ -26,12 +26,13 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cloudsimfs import accountdir, cachedir, listings, paths
+from cloudsimfs import accountdir, cachedir, paths
 from cloudsimfs.attrs import fresh_ino
 from cloudsimfs.cachedir import LAUNCH_LOCK, LOCAL, lock_directory, log_of
 from cloudsimfs.errors import MountError
 from cloudsimfs.host.disk import copy_file, disk_failure, make_private
 from cloudsimfs.journal import Journal, has_adopted, read_closed, read_counts, read_drafts
+from cloudsimfs.listings import store
 from cloudsimfs.localnames import conflict_names, is_local_name
 from cloudsimfs.rows import DraftRow, FileRow, GoneRow
 
@@ -164,7 +165,7 @@ class Handover:
     def save(self, places: _Places) -> None:
         """All rows, and the number of the handover."""
         folders = {paths.parent(row.path) for row in self._old.files()}
-        listings.inherit(self._target / "listings.db", self._source / "listings.db", folders)
+        store.inherit(self._target / "listings.db", self._source / "listings.db", folders)
         with self._new.transaction():
             self._save_files(places)
             for gone in self._old.gone():

@@ -9,7 +9,7 @@ from cloudsimfs import paths
 from cloudsimfs.attrs import fresh_ino
 from cloudsimfs.errors import Exists, IsDirectory, NotDirectory, NotEmpty, NotFound, WrongState
 from cloudsimfs.inode import Inode, LocalAttr
-from cloudsimfs.listingcache import Listing
+from cloudsimfs.listings.cache import Listing
 from cloudsimfs.localnames import is_local_name
 from cloudsimfs.service.model import Entry
 from cloudsimfs.tombstones import claim_for_file, claim_for_folder, entomb, entomb_folder, leave_folder, tombstone

@@ -17,7 +17,6 @@ from cloudsimfs.config import KERNEL_SHARE, Config, cache_limit
 from cloudsimfs.conflicts import Conflicts
 from cloudsimfs.control import Control
 from cloudsimfs.datacache import DataCache
-from cloudsimfs.dcache import DCache
 from cloudsimfs.errors import (
     BadReply,
     BudgetSpent,
@@ -39,7 +38,8 @@ from cloudsimfs.handles import Handles
 from cloudsimfs.host.daemon import on_signal
 from cloudsimfs.journal import Journal
 from cloudsimfs.kernel import interrupted, library_version, serve
-from cloudsimfs.listings import ListingStore
+from cloudsimfs.listings.dcache import DCache
+from cloudsimfs.listings.store import ListingStore
 from cloudsimfs.metrics import prometheus
 from cloudsimfs.operations import Operations
 from cloudsimfs.previews import is_spare

@@ -21,11 +21,11 @@ from cloudsimfs.attrs import LocalAttrs
 from cloudsimfs.clock import Clock
 from cloudsimfs.content import Content
 from cloudsimfs.datacache import DataCache
-from cloudsimfs.dcache import DCache
 from cloudsimfs.errors import IsDirectory, NotDirectory, NotFound, ServiceError, TryAgain, WrongState
 from cloudsimfs.inode import Attr, Gone, Inode, LocalAttr, WriteState
 from cloudsimfs.journal import Journal
-from cloudsimfs.listingcache import Listing
+from cloudsimfs.listings.cache import Listing
+from cloudsimfs.listings.dcache import DCache
 from cloudsimfs.localnames import HIDDEN_PREFIX
 from cloudsimfs.overlay import Item, Overlay, is_ours, unknown_folder
 from cloudsimfs.service.model import Entry

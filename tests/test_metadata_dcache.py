@@ -12,15 +12,15 @@ import pytest
 from harness import patient, wait_until
 from world import Ticking
 
-from cloudsimfs import dcache as dcache_module
 from cloudsimfs.clock import ManualClock
-from cloudsimfs.dcache import AHEAD, HOLD, STRETCH, DCache
 from cloudsimfs.errors import NotDirectory, NotFound, ServiceError, Unreachable
-from cloudsimfs.listingcache import CHANGING_TTL
-from cloudsimfs.listings import ListingStore
+from cloudsimfs.listings import dcache as dcache_module
+from cloudsimfs.listings.cache import CHANGING_TTL
+from cloudsimfs.listings.dcache import AHEAD, HOLD, STRETCH, DCache
+from cloudsimfs.listings.store import ListingStore
+from cloudsimfs.listings.walks import GAP, LONG_WALK, PAUSE, SLOW, WINDOW, Walks
 from cloudsimfs.sandbox import Sandbox
 from cloudsimfs.service import Retry, Timeouts, connect
-from cloudsimfs.walks import GAP, LONG_WALK, PAUSE, SLOW, WINDOW, Walks
 
 TTL = 60.0
 QUICK = Retry(attempts=2, base=0.001)

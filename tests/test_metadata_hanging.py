@@ -17,7 +17,7 @@ from conftest import MountFactory
 from harness import ROOT, errno_of, patient, wait_until
 from moving import Ahead
 
-from cloudsimfs.dcache import ANSWER
+from cloudsimfs.listings.dcache import ANSWER
 from cloudsimfs.sandbox import Sandbox
 
 TREE = {"d/x": b"x", "never/z": b"z"}

@@ -23,9 +23,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from machines import search
 from world import TTL, Size, Ticking, World, parents
 
-from cloudsimfs import changes, dcache, paths
+from cloudsimfs import changes, paths
 from cloudsimfs.config import KERNEL_SHARE
 from cloudsimfs.errors import NotFound, ServiceError, TryAgain
+from cloudsimfs.listings import dcache
 from cloudsimfs.rename import rename
 from cloudsimfs.sandbox import Sandbox, Settings
 from cloudsimfs.sandbox.store import Visible

@@ -17,7 +17,7 @@ from cachetools import TTLCache
 
 from cloudsimfs import paths
 from cloudsimfs.clock import Clock
-from cloudsimfs.listings import ListingStore
+from cloudsimfs.listings.store import ListingStore
 from cloudsimfs.service.model import Entry
 
 CHANGING_TTL = 3.0  # seconds a listing is believed while results are arriving in its folder

@@ -32,12 +32,12 @@ from cloudsimfs.errors import (
     TimedOut,
     Unreachable,
 )
-from cloudsimfs.listingcache import NEVER, Listing, ListingCache
-from cloudsimfs.listings import ListingStore
+from cloudsimfs.listings.cache import NEVER, Listing, ListingCache
+from cloudsimfs.listings.store import ListingStore
+from cloudsimfs.listings.walks import Walks
 from cloudsimfs.service import Client
 from cloudsimfs.service.model import Entry
 from cloudsimfs.waiting import Interrupted, never
-from cloudsimfs.walks import Walks
 
 log = logging.getLogger(__name__)
 
