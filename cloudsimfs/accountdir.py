@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from cloudsimfs.cachedir import lock_directory, make
+from cloudsimfs.datacache.directory import lock_directory, make_directory
 from cloudsimfs.errors import ConfigError, Crashed, MountError, ServiceError
 from cloudsimfs.host.disk import disk_usage
 from cloudsimfs.journal import Journal
@@ -66,7 +66,7 @@ def provisional(directory: Path, *, log_file: Path | None = None) -> Iterator[No
 def _enter(directory: Path) -> int:
     """A descriptor of the directory that holds a shared lock until it is closed."""
     while True:
-        make(directory)
+        make_directory(directory)
         with contextlib.suppress(FileNotFoundError):  # it was just removed: once more
             fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             fcntl.flock(fd, fcntl.LOCK_SH)

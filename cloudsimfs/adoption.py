@@ -26,9 +26,9 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cloudsimfs import accountdir, cachedir, paths
+from cloudsimfs import accountdir, paths
 from cloudsimfs.attrs import fresh_ino
-from cloudsimfs.cachedir import LAUNCH_LOCK, LOCAL, lock_directory, log_of
+from cloudsimfs.datacache.directory import LAUNCH_LOCK, LOCAL, lock_directory, log_of, size_of
 from cloudsimfs.errors import MountError
 from cloudsimfs.host.disk import copy_file, disk_failure, make_private
 from cloudsimfs.journal import Journal, has_adopted, read_closed, read_counts, read_drafts
@@ -262,7 +262,7 @@ def _link(source: Path, target: Path) -> None:
         os.link(source, target)
     except OSError:
         fresh = target.with_name(f"{target.name}.part")  # swept if it stays
-        copy_file(source, fresh, cachedir.size_of(source))
+        copy_file(source, fresh, size_of(source))
         _fsync(fresh)
         fresh.rename(target)
 

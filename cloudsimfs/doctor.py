@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Literal
 
 from cloudsimfs import config
-from cloudsimfs.cachedir import is_mounted
 from cloudsimfs.config import keys, profiles
 from cloudsimfs.config.settings import SETTINGS, near
+from cloudsimfs.datacache.directory import is_mounted
 from cloudsimfs.errors import CloudsimfsError, ConfigError, KeyRefused, MountError
 from cloudsimfs.host import mountpoint
 from cloudsimfs.journal import count_pending

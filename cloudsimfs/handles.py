@@ -20,8 +20,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from cloudsimfs import changes
-from cloudsimfs.content import Content
-from cloudsimfs.datacache import DataCache
+from cloudsimfs.datacache.cache import DataCache
+from cloudsimfs.datacache.content import Content
 from cloudsimfs.errors import BadHandle, BudgetSpent, CloudsimfsError, Invalid, NoSpace, Stale
 from cloudsimfs.inode import ANYBODY, Inode, WriteState
 from cloudsimfs.syncer import Syncer

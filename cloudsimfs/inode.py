@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 from cloudsimfs.service.model import Entry
 
 if TYPE_CHECKING:
-    from cloudsimfs.content import Content
+    from cloudsimfs.datacache.content import Content
 
 BLOCK = 512  # bytes, the unit of st_blocks (stat(2))
 NOBODY, ANYBODY = 0, -1  # besides the number of a handle: who may overwrite a closed state

@@ -35,8 +35,8 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
-from cloudsimfs.contentstate import ContentState
 from cloudsimfs.database import Database, rows_of
+from cloudsimfs.datacache.state import ContentState
 from cloudsimfs.errors import MountError
 from cloudsimfs.inode import LocalAttr
 from cloudsimfs.rows import (

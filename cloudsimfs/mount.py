@@ -16,7 +16,7 @@ from cloudsimfs.clock import Clock, SystemClock
 from cloudsimfs.config import KERNEL_SHARE, Config, cache_limit
 from cloudsimfs.conflicts import Conflicts
 from cloudsimfs.control import Control
-from cloudsimfs.datacache import DataCache
+from cloudsimfs.datacache.cache import DataCache
 from cloudsimfs.errors import (
     BadReply,
     BudgetSpent,

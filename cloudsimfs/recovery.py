@@ -21,8 +21,8 @@ from pathlib import Path
 
 from cloudsimfs import paths
 from cloudsimfs.attrs import fresh_ino
-from cloudsimfs.cachedir import is_mounted, missing_bytes
-from cloudsimfs.content import Content
+from cloudsimfs.datacache.content import Content
+from cloudsimfs.datacache.directory import is_mounted, missing_bytes
 from cloudsimfs.errors import Cancelled, Invalid, IsDirectory, NotFound, TimedOut
 from cloudsimfs.handles import Handles
 from cloudsimfs.host.disk import copy_file

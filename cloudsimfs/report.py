@@ -11,7 +11,7 @@ from typing import Any
 from cloudsimfs import __version__
 from cloudsimfs.config import Config
 from cloudsimfs.conflicts import Conflicts
-from cloudsimfs.datacache import DataCache
+from cloudsimfs.datacache.cache import DataCache
 from cloudsimfs.handles import Handles
 from cloudsimfs.recovery import Recovery
 from cloudsimfs.service import BudgetState, Client

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from cloudsimfs.contentstate import ContentState
+from cloudsimfs.datacache.state import ContentState
 from cloudsimfs.service.model import Entry, LaunchRequest
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Protocol
 
 from cloudsimfs import launch, runs
-from cloudsimfs.cachedir import LAUNCH_LOCK
 from cloudsimfs.clock import Clock
+from cloudsimfs.datacache.directory import LAUNCH_LOCK
 from cloudsimfs.journal import Journal
 from cloudsimfs.launch import Launcher
 from cloudsimfs.lookups import Lookups

@@ -9,7 +9,7 @@ import logging
 import threading
 
 from cloudsimfs import paths
-from cloudsimfs.content import Content
+from cloudsimfs.datacache.content import Content
 from cloudsimfs.errors import Stale
 
 log = logging.getLogger(__name__)

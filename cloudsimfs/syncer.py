@@ -8,8 +8,8 @@ from __future__ import annotations
 import logging
 import threading
 
-from cloudsimfs.content import Content
-from cloudsimfs.datacache import DataCache
+from cloudsimfs.datacache.cache import DataCache
+from cloudsimfs.datacache.content import Content
 from cloudsimfs.errors import CloudsimfsError
 from cloudsimfs.journal import Journal
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 from cloudsimfs import paths
 from cloudsimfs.attrs import LocalAttrs
 from cloudsimfs.clock import Clock
-from cloudsimfs.content import Content
-from cloudsimfs.datacache import DataCache
+from cloudsimfs.datacache.cache import DataCache
+from cloudsimfs.datacache.content import Content
 from cloudsimfs.errors import IsDirectory, NotDirectory, NotFound, ServiceError, TryAgain, WrongState
 from cloudsimfs.inode import Attr, Gone, Inode, LocalAttr, WriteState
 from cloudsimfs.journal import Journal

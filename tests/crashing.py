@@ -15,8 +15,8 @@ from collections.abc import Callable
 from typing import Any
 
 from cloudsimfs.adoption import Handover
-from cloudsimfs.content import Content
-from cloudsimfs.datacache import DataCache
+from cloudsimfs.datacache.cache import DataCache
+from cloudsimfs.datacache.content import Content
 from cloudsimfs.inode import Gone
 from cloudsimfs.journal import Journal
 from cloudsimfs.operations import Operations

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from harness import patient, wait_until
 
-from cloudsimfs.content import Content
-from cloudsimfs.datacache import DataCache
+from cloudsimfs.datacache.cache import DataCache
+from cloudsimfs.datacache.content import Content
 from cloudsimfs.errors import Cancelled, CloudsimfsError, NoSpace, ServiceError
 from cloudsimfs.host import disk
 from cloudsimfs.prefetch import fetcher
@@ -122,7 +122,7 @@ def held_fills(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Even
             assert go_on.wait(patient(10))
         write(fd, data, offset)
 
-    monkeypatch.setattr("cloudsimfs.content.write_all", held)
+    monkeypatch.setattr("cloudsimfs.datacache.content.write_all", held)
     try:
         yield reached, go_on
     finally:

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloudsimfs import rangelog
+from cloudsimfs.datacache import rangelog
+from cloudsimfs.datacache.rangelog import RangeLog
 from cloudsimfs.prefetch.ranges import RangeSet
 from cloudsimfs.prefetch.readahead import (
     MOST_AHEAD,
@@ -22,7 +23,6 @@ from cloudsimfs.prefetch.readahead import (
     cut,
     piece_size,
 )
-from cloudsimfs.rangelog import RangeLog
 from cloudsimfs.service.model import Entry
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30

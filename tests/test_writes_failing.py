@@ -15,7 +15,7 @@ from world import storage_side
 
 from cloudsimfs import changes
 from cloudsimfs.clock import SystemClock
-from cloudsimfs.content import Content
+from cloudsimfs.datacache.content import Content
 from cloudsimfs.errors import CloudsimfsError, NoSpace
 from cloudsimfs.localnames import is_local_name
 from cloudsimfs.rename import rename

@@ -9,7 +9,7 @@ import click
 
 from cloudsimfs import adoption, config
 from cloudsimfs.adoption import Waiting
-from cloudsimfs.cachedir import is_mounted
+from cloudsimfs.datacache.directory import is_mounted
 from cloudsimfs.errors import ConfigError, MountError
 
 

@@ -15,12 +15,12 @@ from typing import Any
 import click
 
 from cloudsimfs import config
-from cloudsimfs.cachedir import is_mounted
 from cloudsimfs.cli import adopting
 from cloudsimfs.cli.base import main
 from cloudsimfs.cli.options import options, settings_of
 from cloudsimfs.cli.running import mount_at_hand, mount_of, read_status
 from cloudsimfs.control import STATE
+from cloudsimfs.datacache.directory import is_mounted
 from cloudsimfs.errors import ConfigError, MountError
 from cloudsimfs.recovery import Draft, copy_out, find_drafts
 from cloudsimfs.simulations import SIMULATIONS

@@ -8,11 +8,12 @@ from typing import Any
 
 import click
 
-from cloudsimfs import accountdir, cachedir, config
+from cloudsimfs import accountdir, config
 from cloudsimfs.cli.base import main
 from cloudsimfs.cli.options import options, settings_of
 from cloudsimfs.cli.running import drain, mount_meant, mount_of
 from cloudsimfs.control import STATE
+from cloudsimfs.datacache.directory import measure
 from cloudsimfs.errors import MountError
 from cloudsimfs.simulations import SIMULATIONS
 
@@ -59,7 +60,7 @@ def cache() -> None:
 @click.option("--json", "as_json", is_flag=True, help="For programs; sizes in bytes.")
 def show(as_json: bool, **given: Any) -> None:
     """How much the cache holds, and where."""
-    found = {str(directory): cachedir.measure(directory) for directory in _account_dirs(given)}
+    found = {str(directory): measure(directory) for directory in _account_dirs(given)}
     if as_json:
         click.echo(json.dumps({place: {"bytes": used, "files": files} for place, (used, files) in found.items()}))
         return

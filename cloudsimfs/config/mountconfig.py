@@ -7,10 +7,10 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from cloudsimfs import cachedir
 from cloudsimfs.config.accounts import Api, account, state_dir
 from cloudsimfs.config.precedence import Settings
 from cloudsimfs.config.settings import SETTINGS, default
+from cloudsimfs.datacache.directory import make_directory
 from cloudsimfs.service import Credentials
 
 KERNEL_SHARE = 0.25  # of the TTL, for which the kernel may answer by itself; the rest is the listing's
@@ -61,5 +61,5 @@ def mount_config(settings: Settings, mount_options: tuple[str, ...]) -> Config:
 
 def cache_limit(directory: Path, wanted: int) -> int:
     """`wanted` bytes, or 80 % of what is free on the cache's disk if that is less (design.md section 4)."""
-    cachedir.make(directory)
+    make_directory(directory)
     return min(wanted, int(shutil.disk_usage(directory).free * CACHE_SHARE))

@@ -20,9 +20,11 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
-from cloudsimfs import growth
-from cloudsimfs.backing import BackingFile
-from cloudsimfs.contentstate import ContentState
+from cloudsimfs.datacache import growth
+from cloudsimfs.datacache.backing import BackingFile
+from cloudsimfs.datacache.presence import Presence
+from cloudsimfs.datacache.rangelog import RangeLog
+from cloudsimfs.datacache.state import ContentState
 from cloudsimfs.errors import (
     BadHandle,
     Cancelled,
@@ -39,8 +41,6 @@ from cloudsimfs.prefetch.pool import FetchPool
 from cloudsimfs.prefetch.ranges import RangeSet
 from cloudsimfs.prefetch.readahead import MOST_AHEAD, MOST_PIECE, Window
 from cloudsimfs.prefetch.source import Source
-from cloudsimfs.presence import Presence
-from cloudsimfs.rangelog import RangeLog
 from cloudsimfs.waiting import Interrupted, never
 
 BLOCK = 1 << 20  # bytes read from disk at a time for an upload

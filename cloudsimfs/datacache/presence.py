@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from cloudsimfs.datacache.rangelog import RangeLog
 from cloudsimfs.prefetch.ranges import RangeSet
-from cloudsimfs.rangelog import RangeLog
 
 
 class Presence:

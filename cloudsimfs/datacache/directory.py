@@ -17,18 +17,18 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from cloudsimfs import rangelog
-from cloudsimfs.contentstate import ContentState
+from cloudsimfs.datacache import rangelog
+from cloudsimfs.datacache.rangelog import Record, Version
+from cloudsimfs.datacache.state import ContentState
 from cloudsimfs.errors import ConfigError, MountError
 from cloudsimfs.host.disk import disk_usage, make_private
 from cloudsimfs.prefetch.ranges import RangeSet
-from cloudsimfs.rangelog import Record, Version
 
 LOCAL = "local"
 LAUNCH_LOCK = "launch.lock"
 
 
-def make(directory: Path) -> None:
+def make_directory(directory: Path) -> None:
     """Raises ConfigError if it cannot be."""
     try:
         make_private(directory)

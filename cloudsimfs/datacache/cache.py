@@ -19,16 +19,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from cloudsimfs import growth, rangelog
-from cloudsimfs.cachedir import LOCAL, key_of, lock_directory, log_of, size_of, with_log
-from cloudsimfs.content import Content
-from cloudsimfs.contentstate import ContentState
+from cloudsimfs.datacache import growth, rangelog
+from cloudsimfs.datacache.content import Content
+from cloudsimfs.datacache.directory import LOCAL, key_of, lock_directory, log_of, size_of, with_log
+from cloudsimfs.datacache.rangelog import RangeLog, Record, Version
+from cloudsimfs.datacache.state import ContentState
 from cloudsimfs.errors import NoSpace
 from cloudsimfs.host.disk import copy_file, disk_failure, disk_usage, make_private
 from cloudsimfs.prefetch.pool import FetchPool
 from cloudsimfs.prefetch.readahead import MOST_AHEAD
 from cloudsimfs.prefetch.source import Source
-from cloudsimfs.rangelog import RangeLog, Record, Version
 from cloudsimfs.service import Client
 from cloudsimfs.service.model import Entry
 
