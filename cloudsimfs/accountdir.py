@@ -15,7 +15,7 @@ from pathlib import Path
 from cloudsimfs.datacache.directory import lock_directory, make_directory
 from cloudsimfs.errors import ConfigError, Crashed, MountError, ServiceError
 from cloudsimfs.host.disk import disk_usage
-from cloudsimfs.journal import Journal
+from cloudsimfs.journal.journal import Journal
 
 
 def clear(directory: Path) -> int:

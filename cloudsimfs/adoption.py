@@ -31,10 +31,10 @@ from cloudsimfs.attrs import fresh_ino
 from cloudsimfs.datacache.directory import LAUNCH_LOCK, LOCAL, lock_directory, log_of, size_of
 from cloudsimfs.errors import MountError
 from cloudsimfs.host.disk import copy_file, disk_failure, make_private
-from cloudsimfs.journal import Journal, has_adopted, read_closed, read_counts, read_drafts
+from cloudsimfs.journal.journal import Journal, has_adopted, read_closed, read_counts, read_drafts
+from cloudsimfs.journal.rows import DraftRow, FileRow, GoneRow
 from cloudsimfs.listings import store
 from cloudsimfs.localnames import conflict_names, is_local_name
-from cloudsimfs.rows import DraftRow, FileRow, GoneRow
 
 JOURNAL = "journal.db"
 

@@ -22,8 +22,8 @@ from cloudsimfs import paths
 from cloudsimfs.clock import Clock
 from cloudsimfs.errors import NoSuchEntry, NotDirectory, Refused
 from cloudsimfs.inode import Gone, Inode
-from cloudsimfs.journal import Journal
-from cloudsimfs.rows import GoneRow
+from cloudsimfs.journal.journal import Journal
+from cloudsimfs.journal.rows import GoneRow
 from cloudsimfs.service import Client, Urgency
 from cloudsimfs.service.model import Entry
 from cloudsimfs.servicecache import ServiceCache

@@ -29,7 +29,7 @@ from cloudsimfs.errors import (
     ServiceError,
     TryAgain,
 )
-from cloudsimfs.journal import Journal
+from cloudsimfs.journal.journal import Journal
 from cloudsimfs.lookups import Lookups, check_value
 from cloudsimfs.runs import Runs
 from cloudsimfs.service import Client, LaunchRequest, Simulation, Urgency

@@ -36,7 +36,7 @@ from cloudsimfs.errors import (
 )
 from cloudsimfs.handles import Handles
 from cloudsimfs.host.daemon import on_signal
-from cloudsimfs.journal import Journal
+from cloudsimfs.journal.journal import Journal
 from cloudsimfs.kernel import interrupted, library_version, serve
 from cloudsimfs.listings.dcache import DCache
 from cloudsimfs.listings.store import ListingStore

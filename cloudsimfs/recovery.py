@@ -27,10 +27,10 @@ from cloudsimfs.errors import Cancelled, Invalid, IsDirectory, NotFound, TimedOu
 from cloudsimfs.handles import Handles
 from cloudsimfs.host.disk import copy_file
 from cloudsimfs.inode import Inode, LocalAttr
-from cloudsimfs.journal import read_closed, read_drafts
+from cloudsimfs.journal.journal import read_closed, read_drafts
+from cloudsimfs.journal.rows import DraftRow, FileRow
 from cloudsimfs.localnames import is_local_name
 from cloudsimfs.rename import lookup_or_none, replace_target
-from cloudsimfs.rows import DraftRow, FileRow
 from cloudsimfs.tree import Tree
 
 ID_LENGTH = 8  # letters of the backing file's name

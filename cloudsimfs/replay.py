@@ -15,9 +15,9 @@ from dataclasses import replace
 from cloudsimfs import paths
 from cloudsimfs.errors import NoSpace
 from cloudsimfs.inode import Gone, Inode, LocalAttr, WriteState
+from cloudsimfs.journal.rows import DraftRow, FileRow, GoneRow
 from cloudsimfs.localnames import HIDDEN_PREFIX, is_local_name
 from cloudsimfs.overlay import unknown_folder
-from cloudsimfs.rows import DraftRow, FileRow, GoneRow
 from cloudsimfs.tree import Tree
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from typing import Protocol
 from cloudsimfs import launch, runs
 from cloudsimfs.clock import Clock
 from cloudsimfs.datacache.directory import LAUNCH_LOCK
-from cloudsimfs.journal import Journal
+from cloudsimfs.journal.journal import Journal
 from cloudsimfs.launch import Launcher
 from cloudsimfs.lookups import Lookups
 from cloudsimfs.pictures import Pictures

@@ -11,7 +11,7 @@ import threading
 from cloudsimfs.datacache.cache import DataCache
 from cloudsimfs.datacache.content import Content
 from cloudsimfs.errors import CloudsimfsError
-from cloudsimfs.journal import Journal
+from cloudsimfs.journal.journal import Journal
 
 log = logging.getLogger(__name__)
 

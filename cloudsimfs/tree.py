@@ -23,7 +23,7 @@ from cloudsimfs.datacache.cache import DataCache
 from cloudsimfs.datacache.content import Content
 from cloudsimfs.errors import IsDirectory, NotDirectory, NotFound, ServiceError, TryAgain, WrongState
 from cloudsimfs.inode import Attr, Gone, Inode, LocalAttr, WriteState
-from cloudsimfs.journal import Journal
+from cloudsimfs.journal.journal import Journal
 from cloudsimfs.listings.cache import Listing
 from cloudsimfs.listings.dcache import DCache
 from cloudsimfs.localnames import HIDDEN_PREFIX

@@ -31,9 +31,9 @@ from cloudsimfs.errors import (
     WrongState,
 )
 from cloudsimfs.inode import ANYBODY, NOBODY, Gone, Inode, WriteState
-from cloudsimfs.journal import Journal
+from cloudsimfs.journal.journal import Journal
+from cloudsimfs.journal.rows import DraftRow, FileRow
 from cloudsimfs.meter import Meter
-from cloudsimfs.rows import DraftRow, FileRow
 from cloudsimfs.service import Client, Urgency
 from cloudsimfs.service.model import Entry, Stored
 from cloudsimfs.servicecache import ServiceCache

@@ -18,7 +18,7 @@ from cloudsimfs.adoption import Handover
 from cloudsimfs.datacache.cache import DataCache
 from cloudsimfs.datacache.content import Content
 from cloudsimfs.inode import Gone
-from cloudsimfs.journal import Journal
+from cloudsimfs.journal.journal import Journal
 from cloudsimfs.operations import Operations
 from cloudsimfs.service import Client
 from cloudsimfs.syncer import Syncer

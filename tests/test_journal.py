@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cloudsimfs.errors import FsError
-from cloudsimfs.journal import Journal
+from cloudsimfs.journal.journal import Journal
 
 
 def test_a_closed_journal_is_an_error_of_ours(tmp_path: Path) -> None:

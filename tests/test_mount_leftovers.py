@@ -14,7 +14,7 @@ from harness import Mounted, cloudsimfs, patient, write_key
 
 from cloudsimfs import accountdir
 from cloudsimfs.errors import Crashed, MountError
-from cloudsimfs.journal import Journal
+from cloudsimfs.journal.journal import Journal
 from cloudsimfs.sandbox import Sandbox
 from cloudsimfs.service import LaunchRequest
 

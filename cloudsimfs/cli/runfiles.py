@@ -18,7 +18,7 @@ from cloudsimfs.cli.running import mount_at_hand, mount_of
 from cloudsimfs.clock import SystemClock
 from cloudsimfs.errors import MountError, NotDirectory, NotFound, Refused, TryAgain
 from cloudsimfs.host import mountpoint
-from cloudsimfs.journal import Journal
+from cloudsimfs.journal.journal import Journal
 from cloudsimfs.runsetup import runs_of_account
 from cloudsimfs.service import Client
 from cloudsimfs.simulations import SIMULATIONS, Simulations

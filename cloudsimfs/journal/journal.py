@@ -35,11 +35,11 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
-from cloudsimfs.database import Database, rows_of
 from cloudsimfs.datacache.state import ContentState
 from cloudsimfs.errors import MountError
 from cloudsimfs.inode import LocalAttr
-from cloudsimfs.rows import (
+from cloudsimfs.journal.database import Database, rows_of
+from cloudsimfs.journal.rows import (
     DraftRow,
     FileRow,
     GoneRow,
