@@ -51,11 +51,11 @@ class Finding:
 
 def check_libfuse() -> Finding:
     try:
-        from cloudsimfs import kernel  # loads libfuse
+        from cloudsimfs.fuse import binding  # loads libfuse
     except (OSError, AttributeError, ImportError) as error:
         return Finding("libfuse", "failure", f"cannot be used: {error}", "sudo apt install fuse3 libfuse3-3")
-    major, minor = kernel.library_version()
-    text = f"{major}.{minor}, through {kernel.binding_name()}"
+    major, minor = binding.library_version()
+    text = f"{major}.{minor}, through {binding.binding_name()}"
     if major < 3:
         return Finding("libfuse", "warning", f"{text}: slow, and less exact", "sudo apt install fuse3 libfuse3-3")
     return Finding("libfuse", "ok", text)

@@ -34,15 +34,15 @@ from cloudsimfs.errors import (
     VersionNotEnabled,
     WrongState,
 )
+from cloudsimfs.fuse.binding import interrupted, library_version, serve
+from cloudsimfs.fuse.previews import is_spare
 from cloudsimfs.handles import Handles
 from cloudsimfs.host.daemon import on_signal
 from cloudsimfs.journal.journal import Journal
-from cloudsimfs.kernel import interrupted, library_version, serve
 from cloudsimfs.listings.dcache import DCache
 from cloudsimfs.listings.store import ListingStore
 from cloudsimfs.metrics import prometheus
 from cloudsimfs.operations import Operations
-from cloudsimfs.previews import is_spare
 from cloudsimfs.recovery import Recovery
 from cloudsimfs.replay import replay
 from cloudsimfs.report import Report

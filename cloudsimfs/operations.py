@@ -20,9 +20,7 @@ from cloudsimfs import changes, paths
 from cloudsimfs.attrs import path_ino
 from cloudsimfs.control import Control, is_control, is_control_handle
 from cloudsimfs.errors import CloudsimfsError, Invalid, NotPermitted, NotSupported
-from cloudsimfs.handles import Handles
-from cloudsimfs.inode import BLOCK, Attr
-from cloudsimfs.kernel import (
+from cloudsimfs.fuse.binding import (
     BLOCK_SIZE,
     Callbacks,
     KernelCache,
@@ -31,7 +29,9 @@ from cloudsimfs.kernel import (
     interrupted,
     stay_attached,
 )
-from cloudsimfs.previews import is_preview
+from cloudsimfs.fuse.previews import is_preview
+from cloudsimfs.handles import Handles
+from cloudsimfs.inode import BLOCK, Attr
 from cloudsimfs.rename import rename
 from cloudsimfs.tree import Owner, Tree
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from harness import patient, wait_until
 
-from cloudsimfs import kernel
-from cloudsimfs.kernel import KernelCache
+from cloudsimfs.fuse import binding
+from cloudsimfs.fuse.binding import KernelCache
 
 
 class Library:
@@ -51,7 +51,7 @@ def cache(library: Library) -> Iterator[KernelCache]:
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel, "SETTLE_BOUND", 60.0)
+    monkeypatch.setattr(binding, "SETTLE_BOUND", 60.0)
 
 
 @pytest.mark.parametrize("path", ["d", "d/x", None])
@@ -79,9 +79,9 @@ def test_nobody_waits_for_ever_nor_when_there_is_nothing_to_tell(
     cache.settle()
     cache.invalidate("f")
     cache.settle("g")
-    monkeypatch.setattr(kernel, "SETTLE_BOUND", 0.05)
+    monkeypatch.setattr(binding, "SETTLE_BOUND", 0.05)
     cache.settle("f")
     assert library.told == []
-    monkeypatch.setattr(kernel, "SETTLE_BOUND", 60.0)
+    monkeypatch.setattr(binding, "SETTLE_BOUND", 60.0)
     cache.stop()
     cache.settle()
