@@ -22,7 +22,7 @@ from cloudsimfs.inode import Inode, WriteState
 from cloudsimfs.localnames import conflict_names
 from cloudsimfs.overlay import is_foreign
 from cloudsimfs.tree import Tree
-from cloudsimfs.writeback import draft_row
+from cloudsimfs.writeback.uploads import draft_row
 
 log = logging.getLogger(__name__)
 

@@ -24,10 +24,10 @@ from cloudsimfs.datacache.cache import DataCache
 from cloudsimfs.datacache.content import Content
 from cloudsimfs.errors import BadHandle, BudgetSpent, CloudsimfsError, Invalid, NoSpace, Stale
 from cloudsimfs.inode import ANYBODY, Inode, WriteState
-from cloudsimfs.syncer import Syncer
 from cloudsimfs.tree import Tree
 from cloudsimfs.waiting import Interrupted, never
-from cloudsimfs.writeback import Writeback
+from cloudsimfs.writeback.fsyncer import Syncer
+from cloudsimfs.writeback.uploads import Writeback
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,9 +49,9 @@ from cloudsimfs.report import Report
 from cloudsimfs.runsetup import runs_of_account
 from cloudsimfs.service import Client, connect
 from cloudsimfs.simulations import run_paths
-from cloudsimfs.syncer import Syncer
 from cloudsimfs.tree import Node, Owner, Tree, is_dir
-from cloudsimfs.writeback import Writeback
+from cloudsimfs.writeback.fsyncer import Syncer
+from cloudsimfs.writeback.uploads import Writeback
 
 log = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from cloudsimfs.datacache.cache import DataCache
 from cloudsimfs.handles import Handles
 from cloudsimfs.recovery import Recovery
 from cloudsimfs.service import BudgetState, Client
-from cloudsimfs.workqueue import Job
-from cloudsimfs.writeback import Writeback
+from cloudsimfs.writeback.queue import Job
+from cloudsimfs.writeback.uploads import Writeback
 
 MOST_LINES = 10  # of one kind in the text
 

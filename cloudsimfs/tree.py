@@ -29,7 +29,7 @@ from cloudsimfs.listings.dcache import DCache
 from cloudsimfs.localnames import HIDDEN_PREFIX
 from cloudsimfs.overlay import Item, Overlay, is_ours, unknown_folder
 from cloudsimfs.service.model import Entry
-from cloudsimfs.writeback import Writeback
+from cloudsimfs.writeback.uploads import Writeback
 
 log = logging.getLogger(__name__)
 

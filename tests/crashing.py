@@ -21,9 +21,9 @@ from cloudsimfs.inode import Gone
 from cloudsimfs.journal.journal import Journal
 from cloudsimfs.operations import Operations
 from cloudsimfs.service import Client
-from cloudsimfs.syncer import Syncer
 from cloudsimfs.tree import Tree
-from cloudsimfs.writeback import Writeback
+from cloudsimfs.writeback.fsyncer import Syncer
+from cloudsimfs.writeback.uploads import Writeback
 
 
 def always(*_: Any, **__: Any) -> bool:

@@ -14,7 +14,7 @@ from world import TTL, Ticking, World
 from cloudsimfs import changes
 from cloudsimfs.rename import rename
 from cloudsimfs.sandbox import Sandbox
-from cloudsimfs.workqueue import LAST_RETRY
+from cloudsimfs.writeback.queue import LAST_RETRY
 
 HOUR = 3600.0  # seconds
 STORED = {f"case/{number}": b"%d" % number * 100 for number in range(6)}

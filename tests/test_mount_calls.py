@@ -12,8 +12,8 @@ from conftest import MountFactory
 from harness import ROOT, Mounted, cost, read_tree, record_versions, run, wait_until, write_tree
 from moving import Ahead
 
-from cloudsimfs import servicecache
 from cloudsimfs.sandbox import Sandbox
+from cloudsimfs.writeback import viewcache
 
 FILES = {f"case/{number:02}": b"%d" % number for number in range(50)}
 MANY = {f"case/{number:03}": b"%d" % number * 500 for number in range(300)}
@@ -153,7 +153,7 @@ def test_small_files_written_one_by_one_share_a_cache_delete(box: Sandbox, mount
     wait_until(lambda: len(box.files()) == 10 and not m.pending(), "all is stored")
     if api == "v2":
         assert box.calls.wait(lambda calls: any(call.operation == "delete-cache" for call in calls))
-        assert box.calls.counts()["delete-cache"] <= 2 + (time.monotonic() - started) // servicecache.HOLD
+        assert box.calls.counts()["delete-cache"] <= 2 + (time.monotonic() - started) // viewcache.HOLD
     assert box.calls.counts()["upload-url"] == 10
 
 

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 from harness import patient, wait_until
 
-from cloudsimfs import workqueue
 from cloudsimfs.clock import ManualClock, SystemClock
 from cloudsimfs.errors import ServerFault
-from cloudsimfs.workqueue import Job, WorkQueue, retry_pause
+from cloudsimfs.writeback import queue as work_queue
+from cloudsimfs.writeback.queue import Job, WorkQueue, retry_pause
 
 
 @pytest.fixture
@@ -25,8 +25,8 @@ def queue() -> Iterator[WorkQueue]:
 def test_a_job_that_fails_for_days_does_not_end_the_workers(
     queue: WorkQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workqueue, "LAST_RETRY", 0.0)
-    monkeypatch.setattr(workqueue.log, "warning", lambda *_: None)
+    monkeypatch.setattr(queue, "LAST_RETRY", 0.0)
+    monkeypatch.setattr(work_queue.log, "warning", lambda *_: None)
     failures, done = 1100, threading.Event()
 
     def fails(job: Job) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from world import Ticking, World
 
-from cloudsimfs import writeback
 from cloudsimfs.sandbox import Sandbox
+from cloudsimfs.writeback import uploads
 
 DELAY = 40.0  # seconds; less than the TTL
 
@@ -35,7 +35,7 @@ def test_a_file_written_again_within_the_delay_is_uploaded_once(box: Sandbox, wo
 
 def test_a_large_new_file_goes_up_sooner(box: Sandbox, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its upload takes long, and it is seldom written again; written again it waits like any other."""
-    monkeypatch.setattr(writeback, "LARGE", 1000)
+    monkeypatch.setattr(uploads, "LARGE", 1000)
     world.write("large", bytes(1000))
     world.write("small", bytes(999))
     world.clock.advance(DELAY / 4)

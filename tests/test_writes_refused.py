@@ -10,11 +10,12 @@ import pytest
 from harness import patient, wait_until
 from world import storage_side
 
-from cloudsimfs import changes, deletes
+from cloudsimfs import changes
 from cloudsimfs.clock import SystemClock
 from cloudsimfs.errors import TryAgain
 from cloudsimfs.mount import _Files
 from cloudsimfs.sandbox import Sandbox
+from cloudsimfs.writeback import deletes
 
 
 class MovingClock(SystemClock):

@@ -10,9 +10,9 @@ import pytest
 from world import TTL, Ticking, World
 
 from cloudsimfs import changes
-from cloudsimfs.deletes import HOLD
 from cloudsimfs.rename import rename
 from cloudsimfs.sandbox import Sandbox
+from cloudsimfs.writeback.deletes import HOLD
 
 OURS, THEIRS = b"what was removed here", b"what others have stored since"
 HOUR = 3600.0  # seconds

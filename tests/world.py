@@ -19,7 +19,7 @@ from cloudsimfs.mount import _Files
 from cloudsimfs.replay import replay
 from cloudsimfs.sandbox import Sandbox
 from cloudsimfs.service import Client, Credentials, Retry, connect
-from cloudsimfs.workqueue import WorkQueue
+from cloudsimfs.writeback.queue import WorkQueue
 
 Size = int | None  # bytes; None: absent
 TTL = 60.0  # seconds

@@ -17,7 +17,7 @@ from cloudsimfs.clock import Clock
 from cloudsimfs.errors import NotOffered
 from cloudsimfs.service import Client, Urgency
 from cloudsimfs.waiting import Interrupted
-from cloudsimfs.workqueue import Job, WorkQueue
+from cloudsimfs.writeback.queue import Job, WorkQueue
 
 log = logging.getLogger(__name__)
 

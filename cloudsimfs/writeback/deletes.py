@@ -26,9 +26,9 @@ from cloudsimfs.journal.journal import Journal
 from cloudsimfs.journal.rows import GoneRow
 from cloudsimfs.service import Client, Urgency
 from cloudsimfs.service.model import Entry
-from cloudsimfs.servicecache import ServiceCache
-from cloudsimfs.sources import Sources
-from cloudsimfs.workqueue import Job, WorkQueue
+from cloudsimfs.writeback.dependents import Sources
+from cloudsimfs.writeback.queue import Job, WorkQueue
+from cloudsimfs.writeback.viewcache import ServiceCache
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator
 
 from cloudsimfs import paths
 from cloudsimfs.clock import Clock
-from cloudsimfs.deletes import Deletes
 from cloudsimfs.errors import (
     Cancelled,
     CloudsimfsError,
@@ -33,14 +32,15 @@ from cloudsimfs.errors import (
 from cloudsimfs.inode import ANYBODY, NOBODY, Gone, Inode, WriteState
 from cloudsimfs.journal.journal import Journal
 from cloudsimfs.journal.rows import DraftRow, FileRow
-from cloudsimfs.meter import Meter
 from cloudsimfs.service import Client, Urgency
 from cloudsimfs.service.model import Entry, Stored
-from cloudsimfs.servicecache import ServiceCache
-from cloudsimfs.sources import Sources
-from cloudsimfs.syncer import Syncer
 from cloudsimfs.waiting import Interrupted, never
-from cloudsimfs.workqueue import Job, WorkQueue
+from cloudsimfs.writeback.deletes import Deletes
+from cloudsimfs.writeback.dependents import Sources
+from cloudsimfs.writeback.fsyncer import Syncer
+from cloudsimfs.writeback.meter import Meter
+from cloudsimfs.writeback.queue import Job, WorkQueue
+from cloudsimfs.writeback.viewcache import ServiceCache
 
 log = logging.getLogger(__name__)
 
