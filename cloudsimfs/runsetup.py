@@ -5,17 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
-from cloudsimfs import launch, runs
 from cloudsimfs.clock import Clock
 from cloudsimfs.datacache.directory import LAUNCH_LOCK
 from cloudsimfs.journal.journal import Journal
-from cloudsimfs.launch import Launcher
-from cloudsimfs.lookups import Lookups
-from cloudsimfs.pictures import Pictures
-from cloudsimfs.poller import Poller
-from cloudsimfs.runcommands import RunCommands
-from cloudsimfs.runs import Runs
-from cloudsimfs.runstore import RunStore
+from cloudsimfs.runs import launch, runs
+from cloudsimfs.runs.commands import RunCommands
+from cloudsimfs.runs.images import Pictures
+from cloudsimfs.runs.launch import Launcher
+from cloudsimfs.runs.options import Lookups
+from cloudsimfs.runs.poller import Poller
+from cloudsimfs.runs.runs import Runs
+from cloudsimfs.runs.store import RunStore
 from cloudsimfs.service import Client
 from cloudsimfs.simulations import Simulations
 

@@ -16,14 +16,14 @@ from dataclasses import asdict
 
 from cloudsimfs import paths
 from cloudsimfs.errors import CloudsimfsError, NotFound, ServiceError
-from cloudsimfs.launch import Launcher
-from cloudsimfs.lookups import NAMES, Lookups
-from cloudsimfs.pictures import Pictures
-from cloudsimfs.poller import Followed, Poller
 from cloudsimfs.redact import redact
-from cloudsimfs.runcommands import RunCommands
-from cloudsimfs.runs import Runs
-from cloudsimfs.runstore import RunStore
+from cloudsimfs.runs.commands import RunCommands
+from cloudsimfs.runs.images import Pictures
+from cloudsimfs.runs.launch import Launcher
+from cloudsimfs.runs.options import NAMES, Lookups
+from cloudsimfs.runs.poller import Followed, Poller
+from cloudsimfs.runs.runs import Runs
+from cloudsimfs.runs.store import RunStore
 from cloudsimfs.service import Budget, Simulation
 from cloudsimfs.virtual import File, Folder, Link, Node, as_json, text
 

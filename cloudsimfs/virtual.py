@@ -7,7 +7,7 @@ import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cloudsimfs.poller import Followed
+from cloudsimfs.runs.poller import Followed
 
 
 @dataclass(frozen=True, slots=True)

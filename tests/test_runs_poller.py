@@ -11,9 +11,9 @@ import pytest
 from harness import wait_until
 
 from cloudsimfs.clock import ManualClock
-from cloudsimfs.poller import Followed, Poller
-from cloudsimfs.runs import GRACE, HOLD, WHOLE_LIST, Runs
-from cloudsimfs.runstore import RunStore
+from cloudsimfs.runs.poller import Followed, Poller
+from cloudsimfs.runs.runs import GRACE, HOLD, WHOLE_LIST, Runs
+from cloudsimfs.runs.store import RunStore
 from cloudsimfs.sandbox import Sandbox, Settings
 from cloudsimfs.service import connect
 

@@ -20,7 +20,7 @@ from cloudsimfs.cli.options import account_options, settings_of
 from cloudsimfs.cli.runfiles import RunFiles, reach
 from cloudsimfs.cli.table import echo_table
 from cloudsimfs.errors import NotFound
-from cloudsimfs.lookups import NAMES
+from cloudsimfs.runs.options import NAMES
 
 EVERY = 0.5  # seconds between looks at what is followed; they cost no call
 NOTIFY_BOUND = 5.0  # seconds

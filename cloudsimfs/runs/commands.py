@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 
 from cloudsimfs.errors import Invalid, NoSuchEntry, Refused, WrongState
-from cloudsimfs.runs import Runs, Watcher, no_run
+from cloudsimfs.runs.runs import Runs, Watcher, no_run
 from cloudsimfs.service import Client, RunStatus, Signal, Simulation
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from cloudsimfs.clock import Clock
 from cloudsimfs.errors import CloudsimfsError
-from cloudsimfs.runs import LIST, WHOLE, Runs
+from cloudsimfs.runs.runs import LIST, WHOLE, Runs
 from cloudsimfs.service import Budget
 
 log = logging.getLogger(__name__)

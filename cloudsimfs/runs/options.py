@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 
 from cloudsimfs.clock import Clock
 from cloudsimfs.errors import Invalid, ServiceError
-from cloudsimfs.runstore import RunStore
+from cloudsimfs.runs.store import RunStore
 from cloudsimfs.service import Client, Urgency
 
 NAMES = ("cpu", "ram", "scripts")

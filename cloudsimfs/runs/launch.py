@@ -30,8 +30,8 @@ from cloudsimfs.errors import (
     TryAgain,
 )
 from cloudsimfs.journal.journal import Journal
-from cloudsimfs.lookups import Lookups, check_value
-from cloudsimfs.runs import Runs
+from cloudsimfs.runs.options import Lookups, check_value
+from cloudsimfs.runs.runs import Runs
 from cloudsimfs.service import Client, LaunchRequest, Simulation, Urgency
 
 log = logging.getLogger(__name__)

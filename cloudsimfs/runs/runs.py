@@ -30,7 +30,7 @@ from cloudsimfs.errors import (
     Refused,
     ServiceError,
 )
-from cloudsimfs.runstore import RunStore, public
+from cloudsimfs.runs.store import RunStore, public
 from cloudsimfs.service import Client, Simulation, Urgency
 
 log = logging.getLogger(__name__)

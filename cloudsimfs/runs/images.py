@@ -14,8 +14,8 @@ from urllib.parse import unquote_to_bytes
 from cloudsimfs.clock import Clock
 from cloudsimfs.errors import LinkExpired, NotFound, Refused
 from cloudsimfs.paths import is_safe_name
-from cloudsimfs.runs import Runs
-from cloudsimfs.runstore import RunStore
+from cloudsimfs.runs.runs import Runs
+from cloudsimfs.runs.store import RunStore
 from cloudsimfs.service import Client, Download, Picture, Simulation
 
 LARGEST = 64 << 20  # bytes
