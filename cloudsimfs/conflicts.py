@@ -19,9 +19,9 @@ from dataclasses import dataclass, replace
 
 from cloudsimfs import paths
 from cloudsimfs.inode import Inode, WriteState
-from cloudsimfs.localnames import conflict_names
-from cloudsimfs.overlay import is_foreign
-from cloudsimfs.tree import Tree
+from cloudsimfs.vfs.names import conflict_names
+from cloudsimfs.vfs.overlay import is_foreign
+from cloudsimfs.vfs.tree import Tree
 from cloudsimfs.writeback.uploads import draft_row
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from cloudsimfs import paths
-from cloudsimfs.attrs import path_ino
 from cloudsimfs.clock import Clock
 from cloudsimfs.errors import (
     BadHandle,
@@ -29,6 +28,7 @@ from cloudsimfs.errors import (
 )
 from cloudsimfs.inode import Attr
 from cloudsimfs.simulations import SIMULATIONS, Simulations
+from cloudsimfs.vfs.attrs import path_ino
 from cloudsimfs.virtual import File, Folder, Link, Node, as_json, kind, text
 
 STATE = ".cloudsimfs"

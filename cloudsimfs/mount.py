@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from cloudsimfs import __version__, adoption, paths, tombstones
+from cloudsimfs import __version__, paths
 from cloudsimfs.clock import Clock, SystemClock
 from cloudsimfs.config import KERNEL_SHARE, Config, cache_limit
 from cloudsimfs.conflicts import Conflicts
@@ -36,20 +36,21 @@ from cloudsimfs.errors import (
 )
 from cloudsimfs.fuse.binding import interrupted, library_version, serve
 from cloudsimfs.fuse.previews import is_spare
-from cloudsimfs.handles import Handles
 from cloudsimfs.host.daemon import on_signal
 from cloudsimfs.journal.journal import Journal
 from cloudsimfs.listings.dcache import DCache
 from cloudsimfs.listings.store import ListingStore
 from cloudsimfs.metrics import prometheus
 from cloudsimfs.operations import Operations
-from cloudsimfs.recovery import Recovery
-from cloudsimfs.replay import replay
 from cloudsimfs.report import Report
 from cloudsimfs.runsetup import runs_of_account
 from cloudsimfs.service import Client, connect
 from cloudsimfs.simulations import run_paths
-from cloudsimfs.tree import Node, Owner, Tree, is_dir
+from cloudsimfs.vfs import adoption, tombstones
+from cloudsimfs.vfs.handles import Handles
+from cloudsimfs.vfs.recovery import Recovery
+from cloudsimfs.vfs.replay import replay
+from cloudsimfs.vfs.tree import Node, Owner, Tree, is_dir
 from cloudsimfs.writeback.fsyncer import Syncer
 from cloudsimfs.writeback.uploads import Writeback
 

@@ -16,8 +16,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from cloudsimfs import changes, paths
-from cloudsimfs.attrs import path_ino
+from cloudsimfs import paths
 from cloudsimfs.control import Control, is_control, is_control_handle
 from cloudsimfs.errors import CloudsimfsError, Invalid, NotPermitted, NotSupported
 from cloudsimfs.fuse.binding import (
@@ -30,10 +29,12 @@ from cloudsimfs.fuse.binding import (
     stay_attached,
 )
 from cloudsimfs.fuse.previews import is_preview
-from cloudsimfs.handles import Handles
 from cloudsimfs.inode import BLOCK, Attr
-from cloudsimfs.rename import rename
-from cloudsimfs.tree import Owner, Tree
+from cloudsimfs.vfs import changes
+from cloudsimfs.vfs.attrs import path_ino
+from cloudsimfs.vfs.handles import Handles
+from cloudsimfs.vfs.rename import rename
+from cloudsimfs.vfs.tree import Owner, Tree
 
 log = logging.getLogger(__name__)
 

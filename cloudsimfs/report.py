@@ -12,9 +12,9 @@ from cloudsimfs import __version__
 from cloudsimfs.config import Config
 from cloudsimfs.conflicts import Conflicts
 from cloudsimfs.datacache.cache import DataCache
-from cloudsimfs.handles import Handles
-from cloudsimfs.recovery import Recovery
 from cloudsimfs.service import BudgetState, Client
+from cloudsimfs.vfs.handles import Handles
+from cloudsimfs.vfs.recovery import Recovery
 from cloudsimfs.writeback.queue import Job
 from cloudsimfs.writeback.uploads import Writeback
 

@@ -14,14 +14,14 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from cloudsimfs.adoption import Handover
 from cloudsimfs.datacache.cache import DataCache
 from cloudsimfs.datacache.content import Content
 from cloudsimfs.inode import Gone
 from cloudsimfs.journal.journal import Journal
 from cloudsimfs.operations import Operations
 from cloudsimfs.service import Client
-from cloudsimfs.tree import Tree
+from cloudsimfs.vfs.adoption import Handover
+from cloudsimfs.vfs.tree import Tree
 from cloudsimfs.writeback.fsyncer import Syncer
 from cloudsimfs.writeback.uploads import Writeback
 

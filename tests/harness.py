@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from cloudsimfs.localnames import is_local_name
 from cloudsimfs.sandbox import Sandbox
+from cloudsimfs.vfs.names import is_local_name
 
 ROOT = Path(__file__).resolve().parents[1]
 OURS = ("-m", "cloudsimfs")

@@ -18,8 +18,8 @@ import fsx
 from harness import ROOT, Mounted, Tree, errno_of, patient, read_tree, record_versions, wait_until
 from workload import State, digest, state_at, stored_before
 
-from cloudsimfs.localnames import is_local_name
 from cloudsimfs.sandbox import Sandbox, Settings
+from cloudsimfs.vfs.names import is_local_name
 
 WORKLOAD, FSX = ROOT / "tests/workload.py", ROOT / "tests/fsx.py"
 MOST = 60  # operations before the kill

@@ -11,9 +11,9 @@ import pytest
 from harness import wait_until
 from world import TTL, Ticking, World
 
-from cloudsimfs import changes
-from cloudsimfs.rename import rename
 from cloudsimfs.sandbox import Sandbox
+from cloudsimfs.vfs import changes
+from cloudsimfs.vfs.rename import rename
 from cloudsimfs.writeback.queue import LAST_RETRY
 
 HOUR = 3600.0  # seconds

@@ -23,13 +23,14 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from machines import search
 from world import TTL, Size, Ticking, World, parents
 
-from cloudsimfs import changes, paths
+from cloudsimfs import paths
 from cloudsimfs.config import KERNEL_SHARE
 from cloudsimfs.errors import NotFound, ServiceError, TryAgain
 from cloudsimfs.listings import dcache
-from cloudsimfs.rename import rename
 from cloudsimfs.sandbox import Sandbox, Settings
 from cloudsimfs.sandbox.store import Visible
+from cloudsimfs.vfs import changes
+from cloudsimfs.vfs.rename import rename
 
 # seconds
 LISTING_TTL = TTL * (1 - KERNEL_SHARE)

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from harness import Mounted, cloudsimfs, patient, write_key
 
-from cloudsimfs import accountdir
 from cloudsimfs.errors import Crashed, MountError
 from cloudsimfs.journal.journal import Journal
 from cloudsimfs.sandbox import Sandbox
 from cloudsimfs.service import LaunchRequest
+from cloudsimfs.vfs import accountdir
 
 WRONG = "wrong-key-0123456789"
 

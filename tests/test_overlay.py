@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from cloudsimfs.inode import Gone, Inode, LocalAttr, WriteState
-from cloudsimfs.overlay import (
+from cloudsimfs.service.model import Entry
+from cloudsimfs.vfs.overlay import (
     LATE_DELETES,
     LATE_UPLOADS,
     gone_is_settled,
@@ -13,7 +14,6 @@ from cloudsimfs.overlay import (
     inode_is_settled,
     is_foreign,
 )
-from cloudsimfs.service.model import Entry
 
 NOW = 1000.0
 

@@ -13,13 +13,13 @@ import pytest
 from harness import patient, wait_until
 from world import storage_side
 
-from cloudsimfs import changes
 from cloudsimfs.clock import SystemClock
 from cloudsimfs.datacache.content import Content
 from cloudsimfs.errors import CloudsimfsError, NoSpace
-from cloudsimfs.localnames import is_local_name
-from cloudsimfs.rename import rename
 from cloudsimfs.sandbox import Sandbox
+from cloudsimfs.vfs import changes
+from cloudsimfs.vfs.names import is_local_name
+from cloudsimfs.vfs.rename import rename
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ import pytest
 from harness import patient, wait_until
 from world import storage_side
 
-from cloudsimfs import changes
 from cloudsimfs.clock import SystemClock
 from cloudsimfs.errors import TryAgain
 from cloudsimfs.mount import _Files
 from cloudsimfs.sandbox import Sandbox
+from cloudsimfs.vfs import changes
 from cloudsimfs.writeback import deletes
 
 

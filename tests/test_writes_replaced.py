@@ -9,9 +9,9 @@ from typing import Literal
 import pytest
 from world import TTL, Ticking, World
 
-from cloudsimfs import changes
-from cloudsimfs.rename import rename
 from cloudsimfs.sandbox import Sandbox
+from cloudsimfs.vfs import changes
+from cloudsimfs.vfs.rename import rename
 from cloudsimfs.writeback.deletes import HOLD
 
 OURS, THEIRS = b"what was removed here", b"what others have stored since"

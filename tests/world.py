@@ -16,9 +16,9 @@ from cloudsimfs.clock import Clock, ManualClock
 from cloudsimfs.config import Config
 from cloudsimfs.errors import NotFound
 from cloudsimfs.mount import _Files
-from cloudsimfs.replay import replay
 from cloudsimfs.sandbox import Sandbox
 from cloudsimfs.service import Client, Credentials, Retry, connect
+from cloudsimfs.vfs.replay import replay
 from cloudsimfs.writeback.queue import WorkQueue
 
 Size = int | None  # bytes; None: absent

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import click
 
-from cloudsimfs import adoption, config
-from cloudsimfs.adoption import Waiting
+from cloudsimfs import config
 from cloudsimfs.datacache.directory import is_mounted
 from cloudsimfs.errors import ConfigError, MountError
+from cloudsimfs.vfs import adoption
+from cloudsimfs.vfs.adoption import Waiting
 
 
 def note_other_keys(directory: Path) -> None:

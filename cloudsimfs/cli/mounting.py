@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from cloudsimfs import accountdir, config
+from cloudsimfs import config
 from cloudsimfs.cli.adopting import note_other_keys
 from cloudsimfs.cli.base import main
 from cloudsimfs.cli.options import options, settings_of
@@ -23,6 +23,7 @@ from cloudsimfs.errors import ConfigError, MountError
 from cloudsimfs.host import mountpoint
 from cloudsimfs.host.daemon import notify_systemd, run_in_background
 from cloudsimfs.host.logsetup import set_up_logging
+from cloudsimfs.vfs import accountdir
 
 NO_WAIT = "--no-wait unmounts now, and the next mount goes on"
 EXIT_TIMEOUT = 30.0  # seconds `umount` waits for the daemon to end after the unmount

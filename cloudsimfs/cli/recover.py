@@ -22,8 +22,8 @@ from cloudsimfs.cli.running import mount_at_hand, mount_of, read_status
 from cloudsimfs.control import STATE
 from cloudsimfs.datacache.directory import is_mounted
 from cloudsimfs.errors import ConfigError, MountError
-from cloudsimfs.recovery import Draft, copy_out, find_drafts
 from cloudsimfs.simulations import SIMULATIONS
+from cloudsimfs.vfs.recovery import Draft, copy_out, find_drafts
 
 
 @main.command()

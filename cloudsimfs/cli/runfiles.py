@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from cloudsimfs import accountdir, config, paths
+from cloudsimfs import config, paths
 from cloudsimfs.cli.running import mount_at_hand, mount_of
 from cloudsimfs.clock import SystemClock
 from cloudsimfs.errors import MountError, NotDirectory, NotFound, Refused, TryAgain
@@ -22,6 +22,7 @@ from cloudsimfs.journal.journal import Journal
 from cloudsimfs.runsetup import runs_of_account
 from cloudsimfs.service import Client
 from cloudsimfs.simulations import SIMULATIONS, Simulations
+from cloudsimfs.vfs import accountdir
 from cloudsimfs.virtual import File
 
 BLOCK = 1 << 20  # bytes read at a time

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from cloudsimfs import accountdir, config
+from cloudsimfs import config
 from cloudsimfs.cli.base import main
 from cloudsimfs.cli.options import options, settings_of
 from cloudsimfs.cli.running import drain, mount_meant, mount_of
@@ -16,6 +16,7 @@ from cloudsimfs.control import STATE
 from cloudsimfs.datacache.directory import measure
 from cloudsimfs.errors import MountError
 from cloudsimfs.simulations import SIMULATIONS
+from cloudsimfs.vfs import accountdir
 
 
 @main.command()

@@ -20,18 +20,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cloudsimfs import paths
-from cloudsimfs.attrs import fresh_ino
 from cloudsimfs.datacache.content import Content
 from cloudsimfs.datacache.directory import is_mounted, missing_bytes
 from cloudsimfs.errors import Cancelled, Invalid, IsDirectory, NotFound, TimedOut
-from cloudsimfs.handles import Handles
 from cloudsimfs.host.disk import copy_file
 from cloudsimfs.inode import Inode, LocalAttr
 from cloudsimfs.journal.journal import read_closed, read_drafts
 from cloudsimfs.journal.rows import DraftRow, FileRow
-from cloudsimfs.localnames import is_local_name
-from cloudsimfs.rename import lookup_or_none, replace_target
-from cloudsimfs.tree import Tree
+from cloudsimfs.vfs.attrs import fresh_ino
+from cloudsimfs.vfs.handles import Handles
+from cloudsimfs.vfs.names import is_local_name
+from cloudsimfs.vfs.rename import lookup_or_none, replace_target
+from cloudsimfs.vfs.tree import Tree
 
 ID_LENGTH = 8  # letters of the backing file's name
 

@@ -10,14 +10,14 @@ from dataclasses import replace
 from functools import partial
 
 from cloudsimfs import paths
-from cloudsimfs.changes import listed_folder, remove_folder
 from cloudsimfs.errors import Exists, Invalid, IsDirectory, NotDirectory, NotEmpty, NotFound, WrongState
 from cloudsimfs.inode import Gone, Inode, WriteState
-from cloudsimfs.localnames import HIDDEN_PREFIX, is_local_name
-from cloudsimfs.overlay import unknown_folder
 from cloudsimfs.service.model import Entry
-from cloudsimfs.tombstones import claim_for_file, claim_for_folder, entomb, leave_folder, tombstone, unknown_file
-from cloudsimfs.tree import Node, Tree, is_dir
+from cloudsimfs.vfs.changes import listed_folder, remove_folder
+from cloudsimfs.vfs.names import HIDDEN_PREFIX, is_local_name
+from cloudsimfs.vfs.overlay import unknown_folder
+from cloudsimfs.vfs.tombstones import claim_for_file, claim_for_folder, entomb, leave_folder, tombstone, unknown_file
+from cloudsimfs.vfs.tree import Node, Tree, is_dir
 
 
 def rename(tree: Tree, old: str, new: str, *, replace_target: bool = True) -> None:

@@ -19,12 +19,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from cloudsimfs import changes
 from cloudsimfs.datacache.cache import DataCache
 from cloudsimfs.datacache.content import Content
 from cloudsimfs.errors import BadHandle, BudgetSpent, CloudsimfsError, Invalid, NoSpace, Stale
 from cloudsimfs.inode import ANYBODY, Inode, WriteState
-from cloudsimfs.tree import Tree
+from cloudsimfs.vfs import changes
+from cloudsimfs.vfs.tree import Tree
 from cloudsimfs.waiting import Interrupted, never
 from cloudsimfs.writeback.fsyncer import Syncer
 from cloudsimfs.writeback.uploads import Writeback

@@ -14,9 +14,9 @@ from collections.abc import Iterable
 from cloudsimfs import paths
 from cloudsimfs.errors import NotDirectory, NotFound
 from cloudsimfs.inode import Gone, Inode
-from cloudsimfs.overlay import is_later, unknown_folder
 from cloudsimfs.service.model import Entry
-from cloudsimfs.tree import Tree
+from cloudsimfs.vfs.overlay import is_later, unknown_folder
+from cloudsimfs.vfs.tree import Tree
 
 log = logging.getLogger(__name__)
 

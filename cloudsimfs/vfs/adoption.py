@@ -26,15 +26,16 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cloudsimfs import accountdir, paths
-from cloudsimfs.attrs import fresh_ino
+from cloudsimfs import paths
 from cloudsimfs.datacache.directory import LAUNCH_LOCK, LOCAL, lock_directory, log_of, size_of
 from cloudsimfs.errors import MountError
 from cloudsimfs.host.disk import copy_file, disk_failure, make_private
 from cloudsimfs.journal.journal import Journal, has_adopted, read_closed, read_counts, read_drafts
 from cloudsimfs.journal.rows import DraftRow, FileRow, GoneRow
 from cloudsimfs.listings import store
-from cloudsimfs.localnames import conflict_names, is_local_name
+from cloudsimfs.vfs import accountdir
+from cloudsimfs.vfs.attrs import fresh_ino
+from cloudsimfs.vfs.names import conflict_names, is_local_name
 
 JOURNAL = "journal.db"
 

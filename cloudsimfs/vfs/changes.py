@@ -6,14 +6,14 @@ Each fetches the listings it needs first, then takes one step (`Tree.changing`).
 from __future__ import annotations
 
 from cloudsimfs import paths
-from cloudsimfs.attrs import fresh_ino
 from cloudsimfs.errors import Exists, IsDirectory, NotDirectory, NotEmpty, NotFound, WrongState
 from cloudsimfs.inode import Inode, LocalAttr
 from cloudsimfs.listings.cache import Listing
-from cloudsimfs.localnames import is_local_name
 from cloudsimfs.service.model import Entry
-from cloudsimfs.tombstones import claim_for_file, claim_for_folder, entomb, entomb_folder, leave_folder, tombstone
-from cloudsimfs.tree import Node, Tree, is_dir
+from cloudsimfs.vfs.attrs import fresh_ino
+from cloudsimfs.vfs.names import is_local_name
+from cloudsimfs.vfs.tombstones import claim_for_file, claim_for_folder, entomb, entomb_folder, leave_folder, tombstone
+from cloudsimfs.vfs.tree import Node, Tree, is_dir
 
 
 def create(tree: Tree, path: str, perm: int) -> Inode:

@@ -16,9 +16,9 @@ from cloudsimfs import paths
 from cloudsimfs.errors import NoSpace
 from cloudsimfs.inode import Gone, Inode, LocalAttr, WriteState
 from cloudsimfs.journal.rows import DraftRow, FileRow, GoneRow
-from cloudsimfs.localnames import HIDDEN_PREFIX, is_local_name
-from cloudsimfs.overlay import unknown_folder
-from cloudsimfs.tree import Tree
+from cloudsimfs.vfs.names import HIDDEN_PREFIX, is_local_name
+from cloudsimfs.vfs.overlay import unknown_folder
+from cloudsimfs.vfs.tree import Tree
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
 from cloudsimfs import paths
-from cloudsimfs.attrs import LocalAttrs
 from cloudsimfs.clock import Clock
 from cloudsimfs.datacache.cache import DataCache
 from cloudsimfs.datacache.content import Content
@@ -26,9 +25,10 @@ from cloudsimfs.inode import Attr, Gone, Inode, LocalAttr, WriteState
 from cloudsimfs.journal.journal import Journal
 from cloudsimfs.listings.cache import Listing
 from cloudsimfs.listings.dcache import DCache
-from cloudsimfs.localnames import HIDDEN_PREFIX
-from cloudsimfs.overlay import Item, Overlay, is_ours, unknown_folder
 from cloudsimfs.service.model import Entry
+from cloudsimfs.vfs.attrs import LocalAttrs
+from cloudsimfs.vfs.names import HIDDEN_PREFIX
+from cloudsimfs.vfs.overlay import Item, Overlay, is_ours, unknown_folder
 from cloudsimfs.writeback.uploads import Writeback
 
 log = logging.getLogger(__name__)
