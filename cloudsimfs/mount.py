@@ -14,7 +14,6 @@ from pathlib import Path
 from cloudsimfs import __version__, paths
 from cloudsimfs.clock import Clock, SystemClock
 from cloudsimfs.config import KERNEL_SHARE, Config, cache_limit
-from cloudsimfs.conflicts import Conflicts
 from cloudsimfs.control import Control
 from cloudsimfs.datacache.cache import DataCache
 from cloudsimfs.errors import (
@@ -46,6 +45,7 @@ from cloudsimfs.report import Report
 from cloudsimfs.runsetup import runs_of_account
 from cloudsimfs.service import Client, connect
 from cloudsimfs.simulations import run_paths
+from cloudsimfs.uploader.conflicts import Conflicts
 from cloudsimfs.vfs import adoption, tombstones
 from cloudsimfs.vfs.handles import Handles
 from cloudsimfs.vfs.recovery import Recovery

@@ -10,9 +10,9 @@ from typing import Any
 
 from cloudsimfs import __version__
 from cloudsimfs.config import Config
-from cloudsimfs.conflicts import Conflicts
 from cloudsimfs.datacache.cache import DataCache
 from cloudsimfs.service import BudgetState, Client
+from cloudsimfs.uploader.conflicts import Conflicts
 from cloudsimfs.vfs.handles import Handles
 from cloudsimfs.vfs.recovery import Recovery
 from cloudsimfs.writeback.queue import Job
