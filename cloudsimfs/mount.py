@@ -14,7 +14,11 @@ from pathlib import Path
 from cloudsimfs import __version__, paths
 from cloudsimfs.clock import Clock, SystemClock
 from cloudsimfs.config import KERNEL_SHARE, Config, cache_limit
-from cloudsimfs.control import Control
+from cloudsimfs.control.build import runs_of_account
+from cloudsimfs.control.control import Control
+from cloudsimfs.control.metrics import prometheus
+from cloudsimfs.control.simulations import run_paths
+from cloudsimfs.control.status import Report
 from cloudsimfs.datacache.cache import DataCache
 from cloudsimfs.errors import (
     BadReply,
@@ -39,12 +43,8 @@ from cloudsimfs.host.daemon import on_signal
 from cloudsimfs.journal.journal import Journal
 from cloudsimfs.listings.dcache import DCache
 from cloudsimfs.listings.store import ListingStore
-from cloudsimfs.metrics import prometheus
 from cloudsimfs.operations import Operations
-from cloudsimfs.report import Report
-from cloudsimfs.runsetup import runs_of_account
 from cloudsimfs.service import Client, connect
-from cloudsimfs.simulations import run_paths
 from cloudsimfs.uploader.conflicts import Conflicts
 from cloudsimfs.vfs import adoption, tombstones
 from cloudsimfs.vfs.handles import Handles

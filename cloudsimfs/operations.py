@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from cloudsimfs import paths
-from cloudsimfs.control import Control, is_control, is_control_handle
+from cloudsimfs.control.control import Control, is_control, is_control_handle
 from cloudsimfs.errors import CloudsimfsError, Invalid, NotPermitted, NotSupported
 from cloudsimfs.fuse.binding import (
     BLOCK_SIZE,

@@ -19,10 +19,10 @@ from cloudsimfs.cli import adopting
 from cloudsimfs.cli.base import main
 from cloudsimfs.cli.options import options, settings_of
 from cloudsimfs.cli.running import mount_at_hand, mount_of, read_status
-from cloudsimfs.control import STATE
+from cloudsimfs.control.control import STATE
+from cloudsimfs.control.simulations import SIMULATIONS
 from cloudsimfs.datacache.directory import is_mounted
 from cloudsimfs.errors import ConfigError, MountError
-from cloudsimfs.simulations import SIMULATIONS
 from cloudsimfs.vfs.recovery import Draft, copy_out, find_drafts
 
 

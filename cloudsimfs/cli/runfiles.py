@@ -16,14 +16,14 @@ from typing import Protocol
 from cloudsimfs import config, paths
 from cloudsimfs.cli.running import mount_at_hand, mount_of
 from cloudsimfs.clock import SystemClock
+from cloudsimfs.control.build import runs_of_account
+from cloudsimfs.control.simulations import SIMULATIONS, Simulations
+from cloudsimfs.control.virtual import File
 from cloudsimfs.errors import MountError, NotDirectory, NotFound, Refused, TryAgain
 from cloudsimfs.host import mountpoint
 from cloudsimfs.journal.journal import Journal
-from cloudsimfs.runsetup import runs_of_account
 from cloudsimfs.service import Client
-from cloudsimfs.simulations import SIMULATIONS, Simulations
 from cloudsimfs.vfs import accountdir
-from cloudsimfs.virtual import File
 
 BLOCK = 1 << 20  # bytes read at a time
 CHOOSE = "name one with --mount, or a service with --url"

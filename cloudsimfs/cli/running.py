@@ -15,10 +15,10 @@ from typing import Any
 
 import click
 
-from cloudsimfs.control import STATE
+from cloudsimfs.control.control import STATE
+from cloudsimfs.control.simulations import SIMULATIONS
 from cloudsimfs.errors import MountError
 from cloudsimfs.host import mountpoint
-from cloudsimfs.simulations import SIMULATIONS
 
 PROGRESS = 0.2  # seconds between looks how far the uploads are
 MOST_NAMES = 3  # paths named in one line

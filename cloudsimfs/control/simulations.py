@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 
 from cloudsimfs import paths
+from cloudsimfs.control.virtual import File, Folder, Link, Node, as_json, text
 from cloudsimfs.errors import CloudsimfsError, NotFound, ServiceError
 from cloudsimfs.redact import redact
 from cloudsimfs.runs.commands import RunCommands
@@ -25,7 +26,6 @@ from cloudsimfs.runs.poller import Followed, Poller
 from cloudsimfs.runs.runs import Runs
 from cloudsimfs.runs.store import RunStore
 from cloudsimfs.service import Budget, Simulation
-from cloudsimfs.virtual import File, Folder, Link, Node, as_json, text
 
 SIMULATIONS = ".simulations"
 README = """\

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from cloudsimfs.clock import Clock
+from cloudsimfs.control.simulations import Simulations
 from cloudsimfs.datacache.directory import LAUNCH_LOCK
 from cloudsimfs.journal.journal import Journal
 from cloudsimfs.runs import launch, runs
@@ -17,7 +18,6 @@ from cloudsimfs.runs.poller import Poller
 from cloudsimfs.runs.runs import Runs
 from cloudsimfs.runs.store import RunStore
 from cloudsimfs.service import Client
-from cloudsimfs.simulations import Simulations
 
 
 class Place(launch.Storage, runs.Watcher, Protocol):

@@ -16,6 +16,8 @@ from typing import Protocol
 
 from cloudsimfs import paths
 from cloudsimfs.clock import Clock
+from cloudsimfs.control.simulations import SIMULATIONS, Simulations
+from cloudsimfs.control.virtual import File, Folder, Link, Node, as_json, kind, text
 from cloudsimfs.errors import (
     BadHandle,
     CloudsimfsError,
@@ -27,9 +29,7 @@ from cloudsimfs.errors import (
     ServiceError,
 )
 from cloudsimfs.inode import Attr
-from cloudsimfs.simulations import SIMULATIONS, Simulations
 from cloudsimfs.vfs.attrs import path_ino
-from cloudsimfs.virtual import File, Folder, Link, Node, as_json, kind, text
 
 STATE = ".cloudsimfs"
 TOP_NAMES = (SIMULATIONS, STATE)
