@@ -15,7 +15,8 @@ import pytest
 from conftest import MountFactory
 from harness import Mounted, client_environment, cloudsimfs, patient
 
-from cloudsimfs import config, doctor
+from cloudsimfs import config
+from cloudsimfs.cli import checks
 from cloudsimfs.clock import ManualClock
 from cloudsimfs.config import profiles
 from cloudsimfs.host import mountpoint
@@ -83,11 +84,11 @@ def test_no_account_yet(tmp_path: Path) -> None:
 def test_files_that_the_service_will_delete(box: Sandbox) -> None:
     now = box.clock.now()
     box.put("case/old", b"x")
-    box.advance(58 * doctor.DAY)
+    box.advance(58 * checks.DAY)
     box.put("case/new", b"x")
     with connect(base_url=box.url, key=box.key, api="v1") as client:
         found = {
-            each.what: each for each in doctor.check_service(client, NO_SETTINGS, now=lambda: now + 58 * doctor.DAY)
+            each.what: each for each in checks.check_service(client, NO_SETTINGS, now=lambda: now + 58 * checks.DAY)
         }
     assert found["old files"].level == "warning"
     assert "1 will be deleted" in found["old files"].text
@@ -99,7 +100,7 @@ def test_a_clock_that_is_wrong(box: Sandbox, seconds: float, level: str) -> None
     import time
 
     with connect(base_url=box.url, key=box.key, api="v1", clock=ManualClock(time.time() + seconds)) as client:
-        found = {each.what: each for each in doctor.check_service(client, NO_SETTINGS)}
+        found = {each.what: each for each in checks.check_service(client, NO_SETTINGS)}
     assert found["clock"].level == level
     assert ("behind" in found["clock"].text) == (seconds < 0)
 
@@ -114,8 +115,8 @@ def test_the_date_header() -> None:
 
 
 def test_devices_that_cannot_be_used(tmp_path: Path) -> None:
-    assert doctor.check_device("/nonexistent").remedy.startswith("sudo modprobe fuse")
-    assert doctor.check_device(str(tmp_path)).level == "ok"
+    assert checks.check_device("/nonexistent").remedy.startswith("sudo modprobe fuse")
+    assert checks.check_device(str(tmp_path)).level == "ok"
 
 
 @pytest.mark.parametrize(
@@ -125,44 +126,44 @@ def test_devices_that_cannot_be_used(tmp_path: Path) -> None:
 def test_updatedb_is_kept_off_by_the_remedy_as_given(tmp_path: Path, text: str, level: str) -> None:
     file = tmp_path / "updatedb.conf"
     file.write_text(text)
-    found = doctor.check_updatedb(file)
+    found = checks.check_updatedb(file)
     assert found.level == level
     if found.remedy:
         subprocess.run(["sh", "-c", found.remedy.replace("sudo ", "")], check=True, stdout=subprocess.DEVNULL)
-        assert doctor.check_updatedb(file).level == "ok", file.read_text()
-    assert doctor.check_updatedb(tmp_path / "none").level == "ok"
+        assert checks.check_updatedb(file).level == "ok", file.read_text()
+    assert checks.check_updatedb(tmp_path / "none").level == "ok"
 
 
 def test_allow_other_needs_fuse_conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     file = tmp_path / "fuse.conf"
     file.write_text("#user_allow_other\n")
-    assert doctor.check_fuse_conf(config.resolve({}), file).level == "ok"
+    assert checks.check_fuse_conf(config.resolve({}), file).level == "ok"
     wanted = config.resolve({"allow-other": "true"})
-    found = doctor.check_fuse_conf(wanted, file)
+    found = checks.check_fuse_conf(wanted, file)
     assert found.level == "failure"
     subprocess.run(["sh", "-c", found.remedy.replace("sudo ", "")], check=True, stdout=subprocess.DEVNULL)
-    assert doctor.check_fuse_conf(wanted, file).level == "ok"
+    assert checks.check_fuse_conf(wanted, file).level == "ok"
 
 
 def test_a_fusermount3_built_by_hand_has_a_fuse_conf_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/local/bin/{name}")
-    found = doctor.check_fuse_conf(config.resolve({"allow-other": "true"}))
+    found = checks.check_fuse_conf(config.resolve({"allow-other": "true"}))
     assert found.remedy == "echo user_allow_other | sudo tee -a /usr/local/etc/fuse.conf"
 
 
 def test_a_mistyped_variable_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert doctor.check_environment().level == "ok"
+    assert checks.check_environment().level == "ok"
     monkeypatch.setenv("CLOUDSIMFS_CACHE_SIZ", "5G")
-    found = doctor.check_environment()
+    found = checks.check_environment()
     assert found.text == "CLOUDSIMFS_CACHE_SIZ is no setting; did you mean CLOUDSIMFS_CACHE_SIZE?"
     assert found.remedy == "unset CLOUDSIMFS_CACHE_SIZ"
 
 
 def test_a_dead_mount_is_found_and_repaired(m: Mounted) -> None:
-    def findings() -> list[doctor.Finding]:
-        return [each for each in doctor.check_mounts() if str(m.path) in each.text]
+    def findings() -> list[checks.Finding]:
+        return [each for each in checks.check_mounts() if str(m.path) in each.text]
 
     assert [each.level for each in findings()] == ["ok"]
     m.kill()

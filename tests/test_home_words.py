@@ -9,7 +9,8 @@ import pytest
 from conftest import MountFactory
 from harness import Mounted, cloudsimfs, write_key
 
-from cloudsimfs import config, doctor
+from cloudsimfs import config
+from cloudsimfs.cli import checks
 from cloudsimfs.errors import ConfigError, MountError
 from cloudsimfs.host import mountpoint
 from cloudsimfs.sandbox import Sandbox
@@ -132,14 +133,14 @@ def test_what_is_mounted_already_names_its_end(m: Mounted) -> None:
 
 def test_doctor_leaves_other_users_mounts_alone(m: Mounted, monkeypatch: pytest.MonkeyPatch) -> None:
     def told() -> list[str]:
-        return [each.text for each in doctor.check_mounts() if str(m.path) in each.text]
+        return [each.text for each in checks.check_mounts() if str(m.path) in each.text]
 
     assert told() == [f"{m.path} answers"]
     mine = os.getuid()
     monkeypatch.setattr(os, "getuid", lambda: mine + 4711)
     m.kill()
     assert told() == []
-    assert [each.text for each in doctor.check_mounts()] == ["nothing of yours is mounted"]
+    assert [each.text for each in checks.check_mounts()] == ["nothing of yours is mounted"]
     monkeypatch.undo()
     assert told() == [f"{m.path}: its daemon died"]
 
@@ -149,14 +150,14 @@ def test_doctor_does_not_tell_to_mount_what_is_mounted(mount: MountFactory) -> N
     (m.path / "f").write_bytes(b"waits")
     settings = config.resolve({"cache-dir": str(m.cache)})
     place = m.status()["cache"]["directory"]
-    found = doctor.check_pending(settings)
+    found = checks.check_pending(settings)
     assert found.level == "ok"
     assert (
         found.text
         == f"1 file in {place}, which is mounted, is to be uploaded; `cloudsimfs status` says how far it is"
     )
     assert m.umount("--no-wait").returncode == 0
-    found = doctor.check_pending(settings)
+    found = checks.check_pending(settings)
     assert found.level == "warning"
     assert found.text == f"not on the service yet: 1 file in {place}"
     assert found.remedy == "mount that account; do not delete them"

@@ -10,11 +10,11 @@ from typing import Any
 import click
 
 from cloudsimfs import config
-from cloudsimfs import doctor as checks
+from cloudsimfs.cli import checks as checks
 from cloudsimfs.cli.base import FAILED, main
+from cloudsimfs.cli.checks import Finding
 from cloudsimfs.cli.options import options, settings_of
 from cloudsimfs.config.settings import ACCOUNT
-from cloudsimfs.doctor import Finding
 from cloudsimfs.errors import MountError
 
 EPILOG = """\
