@@ -25,7 +25,7 @@ def queue() -> Iterator[WorkQueue]:
 def test_a_job_that_fails_for_days_does_not_end_the_workers(
     queue: WorkQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queue, "LAST_RETRY", 0.0)
+    monkeypatch.setattr(work_queue, "LAST_RETRY", 0.0)
     monkeypatch.setattr(work_queue.log, "warning", lambda *_: None)
     failures, done = 1100, threading.Event()
 
