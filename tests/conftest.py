@@ -10,14 +10,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import harness
 import pytest
-from harness import Mounted, Watchdog, patient
-from runs_harness import SHORT, Simulations
 
+import harness
 from cloudsimfs.sandbox import Sandbox, Settings
-
-MountFactory = Callable[..., Mounted]
+from harness import Mounted, MountFactory, Watchdog, patient
+from runs_harness import SHORT, Simulations
 
 
 @pytest.fixture(scope="session")

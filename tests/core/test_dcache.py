@@ -1,0 +1,622 @@
+"""Listings in process, on a clock moved by hand: TTL and its stretch, single flight, calls that fail, walks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from cloudsimfs.clock import ManualClock
+from cloudsimfs.errors import NotDirectory, NotFound, ServiceError, Unreachable
+from cloudsimfs.listings import dcache as dcache_module
+from cloudsimfs.listings.cache import CHANGING_TTL
+from cloudsimfs.listings.dcache import AHEAD, HOLD, STRETCH, DCache
+from cloudsimfs.listings.store import ListingStore
+from cloudsimfs.listings.walks import GAP, LONG_WALK, PAUSE, SLOW, WINDOW, Walks
+from cloudsimfs.sandbox import Sandbox
+from cloudsimfs.service import Retry, Timeouts, connect
+from harness import patient, wait_until
+from world import Ticking
+
+TTL = 60.0
+QUICK = Retry(attempts=2, base=0.001)
+BRIEF = Timeouts(connect=10.0, read=1.0, total=60.0)  # for who waits in vain
+PATIENT = Timeouts(connect=10.0, read=60.0, total=90.0)
+TREE = {"d/x": b"x", "d/e/y": b"yy", "other/z": b"zzz", "file": b"f"}
+
+Api = Literal["v1", "v2"]
+
+
+class Rig:
+    """A DCache over the real client and a sandbox."""
+
+    def __init__(self, box: Sandbox, directory: Path, api: Api, **options: Any) -> None:
+        self.box = box
+        self.api = api
+        self.clock = Ticking()
+        self.changes: list[tuple[str, set[str]]] = []
+        offline = options.pop("offline", False)
+        self.client = connect(
+            base_url=box.url,
+            key=box.key,
+            api=api,
+            retry=QUICK,
+            timeouts=options.pop("timeouts", PATIENT),
+            offline=offline,
+            clock=ManualClock(),
+        )
+        self.store = ListingStore(directory / "listings.db")
+        self.store.start()
+        self.dcache = DCache(
+            self.client,
+            self.store,
+            ttl=TTL,
+            clock=self.clock,
+            offline=offline,
+            bulk=options.pop("bulk", api == "v1"),
+            on_change=lambda directory, names: self.changes.append((directory, names)),
+        )
+        assert not options
+        self._closed = False
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self.box.faults.clear()  # what hangs goes on
+        wait_until(lambda: not self.dcache._flights, "fetches under way end")
+        self.dcache.close()
+        self.client.close()
+
+    def names(self, path: str) -> list[str]:
+        return sorted(self.dcache.listing(path).names)
+
+    def calls(self, action: Callable[[], object]) -> int:
+        """How many listings an action asks the service for; the empty page that ends one counts."""
+        self.box.calls.reset()
+        action()
+        return len(self.box.calls.entries("list")) + len(self.box.calls.entries("list-all"))
+
+
+@pytest.fixture(autouse=True)
+def a_busy_machine_is_no_slow_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dcache_module, "GRACE", 60.0)
+
+
+@pytest.fixture
+def rigs(box: Sandbox, tmp_path: Path, api: Api) -> Iterator[Callable[..., Rig]]:
+    made: list[Rig] = []
+
+    def make(**options: Any) -> Rig:
+        made.append(Rig(box, tmp_path, options.pop("api", api), **options))
+        return made[-1]
+
+    yield make
+    for rig in made:
+        rig.close()
+
+
+@pytest.fixture
+def rig(box: Sandbox, rigs: Callable[..., Rig]) -> Rig:
+    box.populate(TREE)
+    return rigs()
+
+
+# -- what a listing says, and how long it is believed -----------------------------------------------------------
+
+
+def test_one_listing_answers_for_all_names_until_its_ttl(rig: Rig) -> None:
+    assert rig.calls(lambda: rig.names("d")) > 0
+    rig.box.put("d/new", b"new")
+    rig.clock.advance(TTL - 1)
+
+    def look() -> None:
+        assert rig.names("d") == ["e", "x"]
+        assert rig.dcache.entry("d/none") is None
+
+    assert rig.calls(look) == 0
+    rig.clock.advance(2)
+    assert rig.names("d") == ["e", "new", "x"]
+    assert rig.changes == [("d", {"new"})]
+
+
+def test_absent_directories_and_files_are_told_apart(rig: Rig) -> None:
+    with pytest.raises(NotFound):
+        rig.dcache.listing("none")
+    with pytest.raises(NotFound):
+        rig.dcache.listing("d/none/deeper")
+    with pytest.raises(NotDirectory):
+        rig.dcache.listing("file")
+
+
+def test_a_removed_directory_is_forgotten_with_all_in_it(rig: Rig, rigs: Callable[..., Rig]) -> None:
+    assert rig.names("d/e") == ["y"]
+    rig.box.remove("d")
+    rig.clock.advance(TTL + 1)
+    with pytest.raises(NotFound):
+        rig.dcache.listing("d/e")
+    assert rig.dcache._cache.in_memory("d/e") is None
+    rig.close()
+    offline = rigs(offline=True).dcache
+    assert offline.entry("d") is None
+    with pytest.raises(ServiceError):
+        offline.listing("d/e")
+
+
+def test_the_ttl_stretches_as_the_calls_run_out(rigs: Callable[..., Rig], box: Sandbox) -> None:
+    """Unchanged while half of the hour's calls are left, then longer; never for the folders of active runs."""
+    box.settings.hourly_limit = 100
+    box.populate({f"d{number}/x": b"x" for number in range(3)})
+    rig = rigs(api="v1", bulk=False)
+    rig.names("d0")
+    rig.clock.advance(TTL + 1)
+    assert rig.calls(lambda: rig.names("d0")) > 0
+
+    while (rig.client.budget.snapshot().remaining or 0) > 20:
+        rig.client.list_directory(0, "")
+    for name in ("", "d1", "d2"):
+        rig.dcache.invalidate(name)
+    rig.dcache.keep_steady(frozenset({"d2"}))
+    rig.names("d1")
+    rig.names("d2")
+    rig.clock.advance(2 * TTL)
+    assert rig.calls(lambda: rig.names("d1")) == 0
+    assert rig.calls(lambda: rig.names("d2")) > 0
+    rig.clock.advance(STRETCH * TTL)
+    assert rig.calls(lambda: rig.names("d1")) > 0
+
+
+def test_the_last_listing_serves_when_no_calls_are_left(rigs: Callable[..., Rig], box: Sandbox) -> None:
+    box.settings.hourly_limit = 20
+    box.populate(TREE)
+    rig = rigs(api="v1", bulk=False)
+    before = rig.names("d")
+    while rig.client.budget.snapshot().remaining:
+        rig.client.list_directory(0, "")
+    rig.clock.advance(2 * STRETCH * TTL)
+    assert rig.calls(lambda: rig.names("d")) == 0
+    assert rig.names("d") == before
+    with pytest.raises(ServiceError):
+        rig.dcache.listing("other")  # never listed: unknown, not absent
+    assert sum(call.is_api for call in box.calls.entries()) <= 20
+
+
+def test_folders_in_which_changes_are_expected_age_quickly(rig: Rig) -> None:
+    rig.names("d/e")
+    rig.names("other")
+    rig.dcache.expect_changes("d", 60.0)
+    assert rig.calls(lambda: rig.names("d/e")) > 0
+    assert rig.calls(lambda: rig.names("d/e")) == 0
+    rig.clock.advance(CHANGING_TTL + 1)
+    assert rig.calls(lambda: rig.names("d/e")) > 0
+    assert rig.calls(lambda: rig.names("other")) == 0
+    rig.clock.advance(61)
+    rig.dcache.listing("d/e")
+    rig.clock.advance(CHANGING_TTL + 1)
+    assert rig.calls(lambda: rig.names("d/e")) == 0
+
+
+# -- many at once -----------------------------------------------------------------------------------------------
+
+
+def at_once(action: Callable[[int], object], count: int = 16) -> list[object]:
+    """What each of `count` threads got, started together; an exception counts as a result."""
+    gate = threading.Barrier(count)
+
+    def act(number: int) -> object:
+        gate.wait()
+        try:
+            return action(number)
+        except Exception as error:  # noqa: BLE001  it is what this thread got
+            return error
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(act, range(count)))
+
+
+def test_sixteen_readers_share_one_fetch(rigs: Callable[..., Rig], box: Sandbox) -> None:
+    box.populate(TREE)
+    rig = rigs()
+    rig.names("")
+    box.faults.add("list", "latency", seconds=0.3)
+    box.calls.reset()
+    found = at_once(lambda _: sorted(rig.dcache.listing("d").names))
+    assert found == [["e", "x"]] * 16
+    assert [call.subject for call in box.calls.entries("list")] == ["d"] * (1 if rig.api == "v1" else 2)
+
+
+def test_sixteen_readers_share_one_failure(rigs: Callable[..., Rig], box: Sandbox) -> None:
+    box.populate(TREE)
+    rig = rigs()
+    rig.names("")
+    box.faults.add("list", "latency", seconds=0.3)
+    box.faults.add("list", "status", status=500)
+    box.calls.reset()
+    found = at_once(lambda _: rig.dcache.listing("d"))
+    assert all(isinstance(error, ServiceError) for error in found), found
+    assert len(box.calls.entries("list")) <= QUICK.attempts
+
+
+def test_renewals_behind_slow_ones_are_not_lost(
+    rigs: Callable[..., Rig], box: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Renewals that wait for their parent's, which waits in line behind them."""
+    monkeypatch.setattr(dcache_module, "GRACE", 0.05)
+    box.populate({f"{top}/{number}/x": b"x" for top in ("slow", "d") for number in range(AHEAD)})
+    rig = rigs(bulk=False)
+    children = [f"{top}/{number}" for top in ("slow", "d") for number in range(AHEAD)]
+    for path in ("", "slow", "d", *children):
+        rig.names(path)
+    rig.clock.advance(TTL + 1)
+    rig.names("")
+    rig.names("slow")
+    box.calls.reset()
+    hang = box.faults.add("list", "hang", path="slow/*")
+    for path in children[:AHEAD]:
+        assert rig.names(path) == ["x"]  # the one known, while its renewal hangs
+    assert box.calls.wait(lambda calls: sum(call.subject.startswith("slow/") for call in calls) == AHEAD)
+    for path in [*children[AHEAD:], "d"]:
+        rig.names(path)
+    box.put("d/0/new", b"new")
+    box.faults.remove(hang)
+    wait_until(lambda: not rig.dcache._flights, "all renewals end")
+    assert rig.names("d/0") == ["new", "x"]
+
+
+def test_an_answer_asked_for_before_an_invalidation_is_not_fresh(rigs: Callable[..., Rig], box: Sandbox) -> None:
+    box.populate(TREE)
+    rig = rigs()
+    rig.names("d")
+    rig.clock.advance(TTL + 1)
+    rig.names("")
+    box.calls.reset()
+    hang = box.faults.add("list", "hang", path="d")
+    with ThreadPoolExecutor(1) as pool:
+        flying = pool.submit(rig.dcache.listing, "d", patient=True)
+        assert box.calls.wait(lambda calls: any(call.subject == "d" for call in calls))
+        rig.dcache.invalidate("d")
+        box.faults.remove(hang)
+        flying.result(timeout=patient(20))
+    assert rig.calls(lambda: rig.names("d")) > 0
+    assert rig.calls(lambda: rig.names("d")) == 0
+
+
+def test_an_invalidation_elsewhere_does_not_disturb_an_answer_under_way(
+    rigs: Callable[..., Rig], box: Sandbox
+) -> None:
+    box.populate(TREE)
+    rig = rigs()
+    rig.names("d")
+    rig.names("other")
+    box.calls.reset()
+    hang = box.faults.add("list", "hang", path="d")
+    with ThreadPoolExecutor(1) as pool:
+        asked = rig.clock.monotonic()
+        flying = pool.submit(rig.dcache.listing, "d", since=asked)
+        assert box.calls.wait(lambda calls: any(call.subject == "d" for call in calls))
+        rig.dcache.invalidate("other")
+        box.faults.remove(hang)
+        flying.result(timeout=patient(20))
+        again = pool.submit(rig.dcache.listing, "d", since=asked)
+        assert rig.calls(lambda: again.result(timeout=patient(20))) == 0
+
+
+# -- calls that fail --------------------------------------------------------------------------------------------
+
+FAULTS: dict[str, dict[str, Any]] = {
+    "500": {"kind": "status", "status": 500},
+    "403": {"kind": "status", "status": 403, "body": '{"errors": ["A technical problem has occurred"]}'},
+    "429": {"kind": "status", "status": 429, "retry_after": 3600},
+    "reset": {"kind": "reset"},
+    "drop_reply": {"kind": "drop_reply"},
+    "html": {"kind": "html"},
+    "errors200": {"kind": "errors200"},
+    "truncate": {"kind": "truncate"},
+    "hang": {"kind": "hang"},
+    "non-json": {"kind": "odd", "variation": "non-json"},
+    "empty": {"kind": "odd", "variation": "empty"},
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_failed_listing_removes_no_name(rigs: Callable[..., Rig], box: Sandbox, fault: str) -> None:
+    box.populate(TREE)
+    # with everything at once, what is unknown below would be known by now
+    rig = rigs(bulk=False, timeouts=BRIEF if fault == "hang" else PATIENT)
+    before = {path: rig.names(path) for path in ("", "d", "d/e")}
+    rig.clock.advance(TTL + 1)
+    box.remove("d/x")
+    box.faults.add("list*", **FAULTS[fault])
+    for path, names in before.items():
+        assert rig.names(path) == names
+    entry = rig.dcache.entry("d/x")
+    assert entry is not None
+    assert entry.size == 1
+    for unknown in ("other", "other/deeper"):
+        with pytest.raises(ServiceError) as caught:
+            rig.dcache.listing(unknown)
+        assert not isinstance(caught.value, NotFound)
+    assert rig.changes == []
+
+    box.faults.clear()
+    if fault != "429":
+        rig.clock.advance(HOLD + 1)
+        assert rig.names("d") == ["e"]
+        assert rig.names("other") == ["z"]
+
+
+def test_a_dead_service_is_not_asked_again_and_again(rig: Rig) -> None:
+    """One directory's failure to reach it spares the others' readers the wait."""
+    for path in ("", "d", "d/e", "other"):
+        rig.names(path)
+    rig.clock.advance(TTL + 1)
+    rig.box.faults.add("list*", "reset")
+    assert 0 < rig.calls(lambda: rig.names("d")) <= 2 * QUICK.attempts
+    assert rig.calls(lambda: [rig.names(path) for path in ("", "d", "d/e", "other")]) == 0
+    rig.clock.advance(HOLD + 1)
+    assert rig.calls(lambda: rig.names("d")) > 0
+
+
+def test_a_slow_answer_is_not_waited_for(
+    rigs: Callable[..., Rig], box: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The old listing comes while the new one is still under way, which counts when it lands."""
+    monkeypatch.setattr(dcache_module, "GRACE", 0.05)
+    box.populate(TREE)
+    rig = rigs()
+    rig.names("d")
+    rig.names("other")
+    rig.clock.advance(TTL + 1)
+    box.put("d/new", b"new")
+    rig.names("")
+    hang = box.faults.add("list*", "hang", path="?*")
+    assert rig.names("d") == ["e", "x"]
+    monkeypatch.setattr(dcache_module, "GRACE", 1000.0)
+    assert rig.names("d") == ["e", "x"], "who comes later does not wait again"
+    assert rig.names("other") == ["z"], "nor for another directory"
+    assert len(rig.dcache._flights) > 0
+    box.faults.remove(hang)
+    wait_until(lambda: not rig.dcache._flights, "the renewal lands")
+    assert rig.calls(lambda: rig.names("d")) == 0
+    assert rig.names("d") == ["e", "new", "x"]
+
+
+# -- listings on disk -------------------------------------------------------------------------------------------
+
+
+def test_listings_survive_and_keep_their_age(rig: Rig, rigs: Callable[..., Rig]) -> None:
+    for path in ("", "d", "d/e"):
+        rig.names(path)
+    rig.close()
+    again = rigs()
+    assert again.calls(lambda: again.names("d/e")) == 0
+    assert again.names("d") == ["e", "x"]
+    again.close()
+    later = rigs()
+    later.clock.advance(TTL + 1)
+    assert later.calls(lambda: later.names("d")) > 0
+
+
+def test_offline_answers_from_disk_however_old(rigs: Callable[..., Rig], box: Sandbox) -> None:
+    box.populate(TREE)
+    rig = rigs(bulk=False)
+    rig.names("d/e")
+    rig.close()
+    offline = rigs(offline=True)
+    offline.clock.advance(1e6)
+
+    def look() -> None:
+        assert offline.names("d") == ["e", "x"]
+        assert offline.names("d/e") == ["y"]
+        assert offline.dcache.entry("d/none") is None
+        with pytest.raises(Unreachable):
+            offline.dcache.listing("other")
+
+    offline.box.calls.reset()
+    look()
+    assert offline.box.calls.entries() == []
+
+
+def test_listings_of_a_mount_that_crashed_serve_only_while_the_service_cannot_be_asked(
+    rig: Rig, rigs: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may show what was removed just before, and what the journal knows no more: a slow answer is waited for."""
+    monkeypatch.setattr(dcache_module, "GRACE", 0.05)
+    rig.names("d")
+    wait_until(lambda: not rig.store._pending, "the listing is on disk")
+    rig.box.remove("d/x")
+    fault = rig.box.faults.add("list*", "reset")
+    assert rigs().names("d") == ["e", "x"]
+    rig.box.faults.remove(fault)
+    rig.box.faults.add("list*", "latency", seconds=0.2)
+    assert rigs(timeouts=PATIENT).names("d") == ["e"]
+
+
+def test_a_forgotten_directory_is_gone_before_that_is_on_disk(rig: Rig) -> None:
+    rig.names("d/e")
+    wait_until(lambda: not rig.store._pending, "the listing is on disk")
+    assert rig.store.load("d/e") is not None
+    rig.store.forget("d")
+    assert rig.store.load("d/e") is None
+    assert rig.store.load("d") is None
+
+
+def test_a_damaged_store_is_made_anew(rig: Rig, rigs: Callable[..., Rig], tmp_path: Path) -> None:
+    rig.names("d")
+    rig.close()
+    for file in tmp_path.glob("listings.db*"):
+        file.write_bytes(b"no database at all" * 100)
+    again = rigs()
+    assert again.names("d") == ["e", "x"]
+
+
+# -- walks ------------------------------------------------------------------------------------------------------
+
+
+def walk(rig: Rig, path: str = "") -> dict[str, int]:
+    """What a tree walker sees: the size of every file by its path."""
+    found: dict[str, int] = {}
+    listing = rig.dcache.listing(path)
+    rig.dcache.was_read(path)
+    for entry in listing.names.values():
+        found |= walk(rig, entry.path) if entry.is_dir else {entry.path: entry.size}
+    return found
+
+
+WIDE = {f"d{number}/e/{name}": b"x" * number for number in range(10) for name in "ab"}
+SIZES = {path: len(data) for path, data in WIDE.items()}
+
+
+@pytest.mark.parametrize("api", ["v1"])
+def test_all_entries_say_the_same_as_the_listings(rigs: Callable[..., Rig], box: Sandbox) -> None:
+    box.populate(WIDE | TREE)
+    one, all_ = rigs(bulk=False), None
+    walk(one)
+    listed = {path: dict(one.dcache.listing(path).names) for path in ("", "d1", "d1/e", "d", "d/e")}
+    one.close()
+    one.store.forget("")
+    all_ = rigs()
+    all_.clock.advance(TTL + 1)
+    assert all_.calls(lambda: walk(all_)) == 2
+    assert {path: dict(all_.dcache.listing(path).names) for path in listed} == listed
+    assert len(box.calls.entries("list-all")) == 1
+
+
+@pytest.mark.parametrize("api", ["v1"])
+@pytest.mark.parametrize(("fault", "for_good"), [("500", False), ("reset", False), ("404", True)])
+def test_a_walk_goes_on_without_the_all_entries_call(
+    rigs: Callable[..., Rig], box: Sandbox, fault: str, for_good: bool
+) -> None:
+    box.populate(WIDE)
+    rig = rigs()
+    box.faults.add("list-all", **(FAULTS | {"404": {"kind": "status", "status": 404}})[fault])
+    assert walk(rig) == SIZES
+    assert 0 < len(box.calls.entries("list-all")) <= QUICK.attempts, "tried once per walk"
+    assert len(box.calls.entries("list")) <= 21
+    box.faults.clear()
+    box.calls.reset()
+    rig.clock.advance(TTL + PAUSE)
+    assert walk(rig) == SIZES
+    assert (len(box.calls.entries("list-all")) == 0) == for_good
+
+
+@pytest.mark.parametrize("api", ["v1"])
+def test_folders_that_only_their_files_tell_of(rigs: Callable[..., Rig], box: Sandbox) -> None:
+    """An all-entries answer without folders; later their ids are found when they are needed."""
+    box.populate(WIDE)
+    rig = rigs()
+    box.faults.add("list-all", "odd", variation=lambda value: [item for item in value if item["type"] == "file"])
+    assert walk(rig) == SIZES
+    box.faults.clear()
+    rig.clock.advance(TTL + 1)
+    assert rig.names("d3/e") == ["a", "b"]
+    box.remove("d4")
+    rig.clock.advance(TTL + 1)
+    with pytest.raises(NotFound):
+        rig.dcache.listing("d4/e")
+
+
+def test_fetching_ahead_asks_once_for_each_folder(rigs: Callable[..., Rig], box: Sandbox) -> None:
+    box.populate(WIDE)
+    rig = rigs(bulk=False)
+    assert walk(rig) == SIZES
+    wait_until(lambda: not rig.dcache._flights, "what is fetched ahead lands")
+    pages = 1 if rig.api == "v1" else 2
+    assert len(box.calls.entries("list")) == pages * 21
+
+
+class Walker:
+    """Walks on a clock of its own."""
+
+    def __init__(self, *, bulk: bool = True) -> None:
+        self.clock = ManualClock()
+        self.walks = Walks(self.clock, bulk=bulk)
+
+    def steps_in(self, siblings: int = 5, *, after: float = 0.0) -> bool:
+        """Whether everything is wanted by who reads a folder and, later, one of so many inside it."""
+        self.walks.was_read("top")
+        self.clock.advance(after)
+        return self.walks.wants_everything("top/0", [f"top/{number}" for number in range(siblings)], paged=False)
+
+
+def test_a_walker_is_told_from_a_person() -> None:
+    assert Walker().steps_in()
+    assert Walker().steps_in(after=GAP / 2)
+    assert not Walker().steps_in(after=GAP * 1.5)
+    assert not Walker().steps_in(siblings=1), "one call either way"
+    assert not Walker().walks.wants_everything("", [], paged=False), "the root has nothing above it"
+    assert not Walker().walks.wants_everything("top/0", ["top/0", "top/1"], paged=False), (
+        "nobody has read the folder above"
+    )
+
+
+def test_everything_is_not_fetched_twice_in_a_short_time() -> None:
+    walker = Walker()
+    walker.walks.took_everything(0.5, 10)
+    assert not walker.steps_in()
+    walker.clock.advance(PAUSE)
+    assert walker.steps_in()
+
+
+def test_a_slow_all_entries_call_is_for_long_walks() -> None:
+    walker = Walker()
+    walker.walks.took_everything(SLOW + 1, 10)
+    walker.clock.advance(PAUSE)
+    assert not walker.steps_in(siblings=LONG_WALK - 1)
+    assert walker.steps_in(siblings=LONG_WALK)
+
+
+@pytest.mark.parametrize("for_good", [True, False])
+def test_a_failed_all_entries_call(for_good: bool) -> None:
+    walker = Walker()
+    walker.walks.failed(for_good=for_good)
+    assert not walker.steps_in()
+    walker.clock.advance(PAUSE)
+    assert walker.steps_in() != for_good
+    assert bool(walker.walks.ahead("top/0", ["top/0", "top/1"], [])) == for_good
+
+
+def test_what_is_fetched_ahead() -> None:
+    """What is inside, then what comes after; never more than a window, nothing for a person."""
+    walker = Walker(bulk=False)
+    siblings = [f"top/{number}" for number in range(20)]
+    assert walker.walks.ahead("top/3", siblings, ["top/3/a"]) == []
+    walker.walks.was_read("top")
+    assert walker.walks.ahead("top/3", siblings, ["top/3/a"]) == ["top/3/a", *siblings[4 : 4 + WINDOW - 1]]
+    assert walker.walks.ahead("top/19", siblings, []) == []
+    assert len(walker.walks.ahead("top/0", siblings, [f"top/0/{number}" for number in range(50)])) == WINDOW
+    walker.clock.advance(GAP * 1.5)
+    assert walker.walks.ahead("top/3", siblings, ["top/3/a"]) == []
+
+
+def test_a_long_walk_stays_a_walk() -> None:
+    """It came through the folders above long ago, and has been busy among what is in them ever since."""
+    walker = Walker(bulk=False)
+    siblings = [f"top/{number}" for number in range(20)]
+    walker.walks.was_read("top")
+    for folder in siblings[:5]:
+        for path in (folder, f"{folder}/in"):
+            walker.clock.advance(GAP * 0.6)
+            assert walker.walks.ahead(path, siblings, [f"{folder}/in"]), path
+            walker.walks.was_read(path)
+    walker.clock.advance(GAP * 1.5)
+    assert walker.walks.ahead("top/5", siblings, []) == []
+
+
+@pytest.mark.parametrize("api", ["v1"])
+def test_going_from_folder_to_folder_costs_three_calls(rigs: Callable[..., Rig], box: Sandbox) -> None:
+    """A person is no walker; the third listing within a minute is everything all the same."""
+    box.populate(WIDE)
+    rig = rigs()
+
+    def stroll() -> None:
+        for number in range(10):
+            assert rig.names(f"d{number}") == ["e"]
+            rig.clock.advance(GAP * 3)
+
+    assert rig.calls(stroll) == 3
+    assert len(box.calls.entries("list-all")) == 1

@@ -1,0 +1,89 @@
+"""A service that takes every call and answers none: a reader of what nobody knows waits so long and no longer."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from concurrent import futures
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from cloudsimfs.listings.dcache import ANSWER
+from cloudsimfs.sandbox import Sandbox
+from harness import ROOT, MountFactory, errno_of, patient, wait_until
+from moving import Ahead
+
+TREE = {"d/x": b"x", "never/z": b"z"}
+
+
+def hanging(box: Sandbox) -> Callable[[], object]:
+    """Whether a listing hangs."""
+    fault = box.faults.add("list*", "hang")
+    return lambda: fault.fired
+
+
+def test_an_unknown_listing_fails_in_time_and_is_there_once_it_has_come(
+    box: Sandbox, mount: MountFactory, tmp_path: Path
+) -> None:
+    box.populate(TREE)
+    clock = Ahead(tmp_path / "ahead")
+    m = mount(ttl=3600, program=[str(ROOT / "tests/support/moving.py"), str(tmp_path / "ahead"), "cloudsimfs"])
+    assert os.listdir(m.path / "d") == ["x"]
+    is_asked = hanging(box)
+    with ThreadPoolExecutor() as readers:
+        waiting = [readers.submit(errno_of, lambda: os.listdir(m.path / "never")) for _ in range(3)]
+        wait_until(is_asked, "it is asked for")
+        calls = box.calls.api_count()
+        assert os.listdir(m.path / "d") == ["x"], "what is known is served"
+        clock.move(ANSWER + 1)
+        assert {each.result(timeout=patient(20)) for each in waiting} == {errno.ETIMEDOUT}
+    assert box.calls.api_count() == calls, "all have waited for the same answer"
+    box.faults.clear()
+    wait_until(lambda: os.listdir(m.path / "never") == ["z"], "it has come")
+
+
+@pytest.mark.parametrize("api", ["v1"])
+def test_what_is_known_to_be_old_is_served_in_the_end(box: Sandbox, mount: MountFactory, tmp_path: Path) -> None:
+    box.populate(TREE)
+    clock = Ahead(tmp_path / "ahead")
+    m = mount(program=[str(ROOT / "tests/support/moving.py"), str(tmp_path / "ahead"), "cloudsimfs"])
+    assert os.listdir(m.path / "d") == ["x"]
+    is_asked = hanging(box)
+    (m.path / ".cloudsimfs/refresh").write_text("d")
+    with ThreadPoolExecutor() as readers:
+        waiting = readers.submit(os.listdir, m.path / "d")
+        wait_until(is_asked, "it is asked for")
+        while not waiting.done():  # one wait for each folder above
+            clock.move(ANSWER + 1)
+            futures.wait([waiting], timeout=0.5)
+        assert waiting.result() == ["x"]
+    box.faults.clear()
+
+
+@pytest.mark.parametrize("api", ["v2"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_who_waits_can_be_interrupted(box: Sandbox, mount: MountFactory, number: signal.Signals) -> None:
+    """More often than libfuse has threads: none of them stays with a reader who is gone."""
+    box.populate(TREE)
+    m = mount()
+    is_asked = hanging(box)
+    for place in ("never", "never/z"):
+        with ExitStack() as stack:
+            readers = [
+                stack.enter_context(
+                    subprocess.Popen(["ls", m.path / place], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                )
+                for _ in range(40)
+            ]
+            wait_until(is_asked, "it is asked for")
+            for reader in readers:
+                reader.send_signal(number)
+            assert {reader.wait(timeout=patient(20)) for reader in readers} == {-number}
+    box.faults.clear()
+    assert os.listdir(m.path / "never") == ["z"]

@@ -1,0 +1,216 @@
+"""One command starts one run (design.md, invariant 7): lost answers, killed daemons, cut networks, repetitions."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import subprocess
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cloudsimfs.sandbox import Sandbox
+from harness import Mounted, MountFactory, cloudsimfs, patient, wait_until
+from runs_harness import SHORT, WORDS, Simulations
+
+
+@pytest.fixture
+def m(box: Sandbox, mount: MountFactory) -> Mounted:
+    box.populate(SHORT)
+    return mount(run_ttl=0.1)
+
+
+def killed_while(m: Mounted, condition: Callable[[], object]) -> None:
+    """Launch from a shell, and kill the daemon once the condition holds."""
+    script = ["sh", "-c", f"cd '{m.path}' && echo '{WORDS}' > .simulations/launch"]
+    with subprocess.Popen(script, stderr=subprocess.DEVNULL) as shell:
+        try:
+            wait_until(condition, "the launch is so far")
+            m.kill()
+            assert shell.wait(patient(20)) != 0
+        finally:
+            shell.kill()
+
+
+def asked_for(box: Sandbox, operation: str) -> Callable[[], bool]:
+    box.calls.reset()
+    return lambda: box.calls.counts()[operation] > 0
+
+
+def ids(box: Sandbox) -> list[int]:
+    return [found["id"] for found in box.runs()]
+
+
+# -- the daemon killed at each step --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("api", ["v2"])
+def test_killed_before_the_intent(box: Sandbox, m: Mounted) -> None:
+    (m.path / "case/new").write_bytes(b"to be stored first")
+    fault = box.faults.add("upload-url", "hang")
+    killed_while(m, asked_for(box, "upload-url"))
+    box.faults.remove(fault)
+    m.start()
+    assert box.runs() == []
+    sims = Simulations(m)
+    assert sims.read("error") == ""
+    assert [sims.launch()] == ids(box)
+    assert box.files()["case/new"] == b"to be stored first"
+
+
+@pytest.mark.parametrize("api", ["v2"])
+def test_killed_with_the_post_under_way(box: Sandbox, m: Mounted) -> None:
+    """Whether it gets through is up to the network; nobody here can know that."""
+    fault = box.faults.add("launch", "hang")
+    killed_while(m, asked_for(box, "launch"))
+    box.faults.remove(fault)
+    m.start()
+    sims = Simulations(m)
+    code = sims.write("launch", WORDS)
+    assert (code, len(box.runs())) in [(errno.EAGAIN, 0), (errno.EEXIST, 1)]
+    assert ("did start run" if box.runs() else "no new run is to be seen") in sims.read("error")
+
+
+def test_killed_between_the_post_and_its_answer(box: Sandbox, m: Mounted) -> None:
+    box.faults.add("launch", "drop_reply", times=1)
+    fault = box.faults.add("simulations", "hang", after=1)  # the run cannot be looked for
+    killed_while(m, box.runs)
+    box.faults.remove(fault)
+    m.start()
+    sims = Simulations(m)
+    assert "got no answer" in sims.read("error"), "who looks is told"
+    assert sims.write("launch", WORDS) == errno.EEXIST
+    assert f"did start run {ids(box)[0]}" in sims.read("error")
+    assert len(box.runs()) == 1
+    assert len({sims.launch(), *ids(box)}) == 2, "asked for again, knowing of the first one"
+
+
+@pytest.mark.parametrize("api", ["v1"])
+def test_killed_after_the_answer(box: Sandbox, m: Mounted) -> None:
+    sims = Simulations(m)
+    run_id = sims.launch(f"{WORDS} key=day-1")
+    m.crash()
+    assert sims.launch(f"{WORDS} key=day-1") == run_id
+    m.remount()
+    assert sims.launch(f"{WORDS} key=day-1") == run_id
+    assert sims.write("launch", f"{WORDS.replace('=2', '=4')} key=day-1") == errno.EINVAL
+    assert f"key=day-1 has launched run {run_id}" in sims.read("error")
+    assert ids(box) == [run_id]
+
+
+def test_a_post_that_never_arrived(box: Sandbox, m: Mounted) -> None:
+    """Nobody can know: the user is told, and decides."""
+    sims = Simulations(m)
+    fault = box.faults.add("launch", "reset")
+    for _ in range(2):
+        assert sims.write("launch", WORDS) == errno.EAGAIN
+        assert "no new run is to be seen" in sims.read("error")
+    box.faults.remove(fault)
+    m.crash()
+    assert sims.write("launch", WORDS) == errno.EAGAIN
+    assert "force=1" in sims.read("error")
+    assert box.runs() == []
+    assert [sims.launch(f"{WORDS} force=1")] == ids(box)
+    assert len({sims.launch(), *ids(box)}) == 2
+
+
+@pytest.mark.parametrize("api", ["v2"])
+def test_without_a_network_nothing_is_sent(box: Sandbox, m: Mounted) -> None:
+    sims = Simulations(m)
+    sims.read("options/cpu")
+    box.faults.add("*", "reset")
+    assert sims.write("launch", WORDS) == errno.EHOSTUNREACH
+    box.faults.clear()
+    assert box.runs() == []
+    assert [sims.launch()] == ids(box)
+
+
+# -- one at a time -------------------------------------------------------------------------------------------
+
+
+def at_once(count: int, action: Callable[[], object]) -> None:
+    threads = [threading.Thread(target=action) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+@pytest.mark.parametrize("api", ["v2"])
+def test_a_key_in_many_hands(box: Sandbox, m: Mounted) -> None:
+    """Threads in the mount and commands beside it: one run."""
+    box.faults.add("launch", "latency", seconds=0.3)
+    beside: list[str | Path] = [
+        "launch", "case", "--cpu", "2", "--ram", "standard", "--script", "heat2d-1.0", "--key", "k",
+        "--url", box.url, "--key-file", m.key_file, "--cache-dir", m.cache, "--api", "v2",
+    ]  # fmt: skip
+    told: list[str] = []
+
+    def command() -> None:
+        told.append(cloudsimfs(*beside).stdout)
+
+    sims = Simulations(m)
+    other = threading.Thread(target=at_once, args=(2, command))
+    other.start()
+    at_once(3, lambda: sims.write("launch", f"{WORDS} key=k"))
+    other.join()
+    assert len(box.runs()) == 1
+    assert told == [f"{ids(box)[0]}\n"] * 2
+    assert box.calls.counts()["launch"] == 1
+
+
+@pytest.mark.parametrize("api", ["v2"])
+def test_the_answer_belongs_to_its_handle(box: Sandbox, m: Mounted) -> None:
+    sims = Simulations(m)
+    told: list[str] = []
+
+    def ask() -> None:
+        with open(sims.path / "launch", "r+b", buffering=0) as file:
+            file.write(WORDS.encode())
+            told.append(os.pread(file.fileno(), 1000, 0).decode())
+
+    at_once(3, ask)
+    assert sorted(int(re.findall(r"^id=(\d+) ", each)[0]) for each in told) == ids(box)
+
+
+# -- the words -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("api", ["v2"])
+def test_a_dry_run_starts_nothing(box: Sandbox, m: Mounted) -> None:
+    sims = Simulations(m)
+    assert sims.write("launch", f"{WORDS} dry-run=1") == 0
+    assert sims.read("launch").startswith("id=- ")
+    assert sims.write("launch", f"{WORDS.replace('=case', '=nowhere')} dry-run=1") == errno.ENOENT
+    assert sims.write("launch", f"{WORDS} dry-run=yes") == errno.EINVAL
+    assert box.runs() == []
+    assert box.calls.counts()["launch"] == 0
+
+
+def test_a_mesh(box: Sandbox, m: Mounted, api: str) -> None:
+    box.put("mesh/points", b"1 2 3")
+    sims = Simulations(m)
+    code = sims.write("launch", f"{WORDS} mesh=mesh")
+    if api == "v2":
+        assert code == 0
+        assert box.runs()[0]["mesh"] == "mesh"
+    else:
+        assert code == errno.EINVAL
+        assert "API v1" in sims.read("error")
+    assert sims.write("launch", f"{WORDS} mesh=nowhere") != 0
+
+
+@pytest.mark.parametrize("api", ["v2"])
+def test_options_that_are_new_are_found(box: Sandbox, m: Mounted) -> None:
+    """What was looked up is kept for long; a value that is not among it is worth another look after ten minutes."""
+    sims = Simulations(m)
+    sims.launch()
+    for file in m.cache.glob("*/runs/cpu.json"):
+        file.write_text('[0, ["1", "2"]]')
+    m.remount()
+    box.settings.cpus = (1, 2, 4, 48)
+    assert sims.launch(WORDS.replace("=2", "=48"))
+    assert sims.read("options/cpu").split() == ["1", "2", "4", "48"]

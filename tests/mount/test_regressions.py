@@ -1,0 +1,273 @@
+"""Failures that the random operations of `test_mount_model.py` found, shortened, each under a name."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+
+import pytest
+
+from cloudsimfs.sandbox import Sandbox
+from harness import MountFactory, errno_of, read_tree, run, wait_until
+
+
+def test_a_removed_folder_made_anew_is_empty(box: Sandbox, mount: MountFactory) -> None:
+    """The tombstones below a folder must cover its folders too."""
+    box.populate({"a/x": b"x", "a/c/d/y": b"y"})
+    m = mount(ttl=0)
+    run("rm", "-r", m.path / "a")
+    m.crash()
+    (m.path / "a").mkdir()
+    assert os.listdir(m.path / "a") == []
+    m.settle()
+    assert os.listdir(m.path / "a") == []
+
+
+def test_rewritten_within_a_second_and_removed_by_another_client(box: Sandbox, mount: MountFactory) -> None:
+    """Two versions with the same size and second look alike in a listing; it confirms the later one all the same."""
+    m = mount(ttl=0)
+    for data in (b"one", b"two", b"six"):
+        (m.path / "f").write_bytes(data)
+        assert m.settle() == {"f": data}
+    box.advance(10)
+    box.remove("f")
+    wait_until(lambda: read_tree(m.path) == {}, "the file goes")
+
+
+@pytest.mark.parametrize("api", ["v2"])
+def test_the_service_learns_of_an_upload_although_the_daemon_was_killed_after_it(
+    box: Sandbox, mount: MountFactory
+) -> None:
+    m = mount(write_back=0)
+    fault = box.faults.add("delete-cache", "status", status=500)
+    (m.path / "f").write_bytes(b"f")
+    wait_until(lambda: box.files() == {"f": b"f"} and not m.pending(), "the file is stored, and the journal knows")
+    m.kill()
+    box.faults.remove(fault)
+    box.calls.reset()
+    m.start()
+    m.flush()
+    assert box.calls.counts()["delete-cache"] == 1
+
+
+def test_a_folder_that_another_client_removed_is_absent(box: Sandbox, mount: MountFactory) -> None:
+    """Not EIO: v2 answers 403 for an unknown id."""
+    box.populate({"d/x": b"x", "kept": b"kept"})
+    m = mount(ttl=2)
+    assert (m.path / "d").is_dir()
+    box.remove("d")
+    seen: set[int] = set()
+
+    def is_refused() -> bool:
+        seen.add(errno_of(lambda: os.listdir(m.path / "d")))
+        return seen != {0}
+
+    wait_until(is_refused, "the folder is refused")
+    assert seen <= {0, errno.ENOENT}
+    wait_until(lambda: read_tree(m.path) == {"kept": b"kept"}, "the folder goes")
+
+
+def test_a_rename_whose_bytes_are_lost_keeps_the_old_name(box: Sandbox, mount: MountFactory) -> None:
+    """Backing files that went missing are never uploaded as zeros, nor is the only copy deleted."""
+    data = os.urandom(100_000)
+    box.put("old", data)
+    m = mount(write_back=3600)
+    with open(m.path / "old", "r+b") as file:
+        file.write(b"changed")
+    os.rename(m.path / "old", m.path / "new")
+    m.kill()
+    for backing in m.cache.rglob("data/*"):
+        backing.unlink()
+    m.start()
+    m.settle()
+    assert data in box.files().values()
+
+
+@pytest.mark.parametrize("api", ["v1"])
+def test_a_removed_file_stays_removed_though_its_upload_is_listed_late(box: Sandbox, mount: MountFactory) -> None:
+    """v1's listings may lag: what was uploaded and removed must be looked for until it shows, then deleted."""
+    box.settings.listing_lag = 600
+    m = mount(ttl=0)
+    (m.path / "g").write_bytes(b"soon gone")
+    m.flush()
+    assert box.files() == {"g": b"soon gone"}
+    (m.path / "g").unlink()
+    looked = box.calls.counts()["list"]
+    assert box.calls.wait(lambda calls: sum(call.operation == "list" for call in calls) > looked)
+    box.advance(700)
+    wait_until(lambda: box.files() == {}, "the late file is deleted after all", timeout=60)
+    assert not (m.path / "g").exists()
+
+
+def test_a_folder_made_anew_after_its_delete_costs_no_second_delete(box: Sandbox, mount: MountFactory) -> None:
+    box.populate({"d/e/f": b"f", "d/x": b"x"})
+    m = mount(ttl=0)
+    os.rename(m.path / "d/e", m.path / "e")
+    m.flush()
+    deletes = box.calls.counts()["delete"]
+    (m.path / "d/e").mkdir()
+    m.flush()
+    assert box.calls.counts()["delete"] == deletes
+    assert os.listdir(m.path / "d/e") == []
+    assert box.files() == {"e/f": b"f", "d/x": b"x"}
+
+
+def test_a_folder_made_anew_and_removed_again_stays_removed(box: Sandbox, mount: MountFactory) -> None:
+    box.populate({"d/e/f": b"f", "d/x": b"x"})
+    m = mount()
+    run("rm", "-r", m.path / "d/e")
+    (m.path / "d/e").mkdir()
+    (m.path / "d/e").rmdir()
+    assert os.listdir(m.path / "d") == ["x"]
+    m.flush()
+    assert os.listdir(m.path / "d") == ["x"]
+    run("rm", "-r", m.path / "d")
+    m.flush()
+    assert box.files() == {}
+
+
+@pytest.mark.parametrize("api", ["v2"])
+def test_a_folder_moved_over_a_removed_one_keeps_its_files(box: Sandbox, mount: MountFactory) -> None:
+    """Also those further down: the pending delete of `d/c`, which no listing has shown, is called off."""
+    box.put("c/c/a", b"moved")
+    m = mount(ttl=0, write_back=0)
+    (m.path / "d/c").mkdir(parents=True)
+    for name in ("a", "b"):
+        (m.path / "d/c" / name).write_bytes(b"soon gone")
+    wait_until(lambda: len(box.files()) == 3 and not m.pending(), "all is stored")
+    run("rm", "-r", m.path / "d")
+    os.rename(m.path / "c", m.path / "d")
+    m.crash()
+    assert read_tree(m.path) == {"d/c/a": b"moved"}
+    assert m.settle() == {"d/c/a": b"moved"}
+
+
+@pytest.mark.parametrize("api", ["v2"])
+def test_a_folder_removed_before_it_was_listed_does_not_come_back(box: Sandbox, mount: MountFactory) -> None:
+    """Its file is stored, and a listing that does not show that yet is no proof of its absence."""
+    box.settings.cache_seconds = 30
+    m = mount(ttl=0, write_back=0)
+    (m.path / "d").mkdir()
+    (m.path / "d/f").write_bytes(b"f")
+    wait_until(lambda: box.files() and not m.pending(), "the file is stored")
+    assert os.listdir(m.path / "d") == ["f"]
+    run("rm", "-r", m.path / "d")
+    box.advance(60)  # now it is listed; the delete is held back for a while
+    assert "d" not in os.listdir(m.path)
+    m.flush()
+    assert box.files() == {}
+
+
+@pytest.mark.parametrize("api", ["v2"])
+def test_a_folder_made_over_a_removed_file_is_not_deleted_in_its_place(box: Sandbox, mount: MountFactory) -> None:
+    """The file's upload is called off and never lands; its pending delete then finds the folder under its name."""
+    m = mount(write_back=0)
+    fault = box.faults.add("object-put", "slow", rate=1_000_000, path="f")
+    (m.path / "f").write_bytes(bytes(20_000_000))
+    assert box.calls.wait(lambda calls: any(call.operation == "object-put" for call in calls))
+    (m.path / "f").unlink()
+    (m.path / "f").mkdir()
+    (m.path / "f/precious").write_bytes(b"precious")
+    box.faults.remove(fault)
+    wait_until(lambda: box.paths() == ["f/precious"], "the new file is stored")
+    m.flush()  # the pending delete has looked for what it is to delete
+    assert box.files() == {"f/precious": b"precious"}
+    assert box.calls.counts()["delete"] == 0
+
+
+@pytest.mark.parametrize("api", ["v1"])
+def test_a_far_time_does_not_keep_a_file_from_being_stored(box: Sandbox, mount: MountFactory) -> None:
+    """`cp -p` and `tar` of files with broken times: more nanoseconds than the journal's 64 bits hold."""
+    m = mount()
+    with open(m.path / "f", "wb", buffering=0) as file:
+        file.write(b"bytes")
+        os.utime(file.fileno(), ns=(10**19, 10**19))
+    assert m.settle() == {"f": b"bytes"}
+    assert (m.path / "f").stat().st_mtime_ns == 2**63 - 1
+
+
+@pytest.mark.parametrize("api", ["v1"])
+def test_a_stored_file_with_an_editors_name_is_uploaded_after_a_crash_too(box: Sandbox, mount: MountFactory) -> None:
+    """`notes~` is on the service: what is written to it goes up, and must after a kill as well."""
+    box.put("notes~", b"before")
+    m = mount(write_back=3600)
+    (m.path / "notes~").write_bytes(b"after")
+    m.crash()
+    assert (m.path / "notes~").read_bytes() == b"after"
+    m.flush()
+    assert box.files() == {"notes~": b"after"}
+
+
+@pytest.mark.parametrize("api", ["v1"])
+def test_a_folder_removed_while_one_of_its_files_is_being_deleted(box: Sandbox, mount: MountFactory) -> None:
+    """The delete under way is part of the folder's: its tombstone must not outlive both and hide what others make."""
+    box.populate({"d/a": b"a", "d/b": b"b", "kept": b"kept"})
+    m = mount(ttl=0)
+    os.listdir(m.path / "d")
+    box.faults.add("delete", "latency", seconds=1.0, times=1)
+    (m.path / "d/a").unlink()
+    flusher = threading.Thread(target=m.flush)
+    flusher.start()
+    assert box.calls.wait(lambda calls: any(call.operation == "delete" for call in calls))
+    (m.path / "d/b").unlink()
+    (m.path / "d").rmdir()
+    flusher.join()
+    assert m.settle() == {"kept": b"kept"}
+    box.advance(1000)
+    box.put("d/a", b"made by others")
+    wait_until(lambda: read_tree(m.path).get("d/a") == b"made by others", "what others made shows")
+
+
+@pytest.mark.parametrize("how", ["removed", "moved"])
+def test_a_folder_that_goes_while_its_file_is_being_uploaded_stays_gone(
+    box: Sandbox, mount: MountFactory, how: str
+) -> None:
+    """The upload may land after the folder has left its name: the service lists it then, the mount must not."""
+    m = mount(ttl=0, write_back=0)
+    (m.path / "d/d").mkdir(parents=True)
+    fault = box.faults.add("object-put", "hang", path="d/d/f")
+    (m.path / "d/d/f").write_bytes(b"f")
+    assert box.calls.wait(lambda calls: any(call.operation == "object-put" for call in calls))
+    if how == "removed":
+        run("rm", "-r", m.path / "d")
+    else:
+        os.rename(m.path / "d", m.path / "e")
+    expected = {"removed": {}, "moved": {"e/d/f": b"f"}}[how]
+    box.put("d/d/f", b"f")  # what hangs has landed all the same
+    assert "d" not in os.listdir(m.path)
+    (m.path / "c/x").mkdir(parents=True)
+    os.rename(m.path / "c", m.path / "d")
+    assert os.listdir(m.path / "d") == ["x"]
+    assert os.listdir(m.path / "d/x") == []
+    box.faults.remove(fault)
+    m.flush()
+    wait_until(lambda: box.files() == expected, "what landed is deleted")
+    assert read_tree(m.path) == expected
+
+
+@pytest.mark.parametrize(("api", "then"), [("v1", "rmdir"), ("v2", "rename"), ("v1", "rename-full"), ("v2", "crash")])
+def test_a_folder_made_over_a_removed_file_and_gone_again(box: Sandbox, mount: MountFactory, then: str) -> None:
+    """The removed file is not back, and its delete does not hit what takes the name next."""
+    box.populate({"f": b"old", "g": b"g"})
+    m = mount(write_back=0)  # the next file is stored while the delete of the first is held back
+    read_tree(m.path)
+    expected = {"f": b"new", "g": b"g"}
+    (m.path / "f").unlink()
+    (m.path / "f").mkdir()
+    if then == "rename-full":
+        (m.path / "f/x").write_bytes(b"x")
+        wait_until(lambda: "f/x" in box.files(), "it is stored")
+        expected["d/x"] = b"x"
+    if then == "crash":
+        m.crash()
+    if then in ("rmdir", "crash"):
+        (m.path / "f").rmdir()
+    else:
+        os.rename(m.path / "f", m.path / "d")
+    assert "f" not in os.listdir(m.path)
+    (m.path / "f").write_bytes(b"new")
+    wait_until(lambda: box.files().get("f") == b"new", "it is stored")
+    assert m.settle() == expected
+    m.crash()
+    assert m.settle() == expected

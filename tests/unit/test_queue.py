@@ -1,0 +1,64 @@
+"""The queue of jobs by itself."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from cloudsimfs.clock import ManualClock, SystemClock
+from cloudsimfs.errors import ServerFault
+from cloudsimfs.writeback import queue as work_queue
+from cloudsimfs.writeback.queue import Job, WorkQueue, retry_pause
+from harness import patient, wait_until
+
+
+@pytest.fixture
+def queue() -> Iterator[WorkQueue]:
+    made = WorkQueue(clock=SystemClock(), workers=1, name="test")
+    made.start()
+    yield made
+    made.stop(timeout=5)
+
+
+def test_a_job_that_fails_for_days_does_not_end_the_workers(
+    queue: WorkQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(work_queue, "LAST_RETRY", 0.0)
+    monkeypatch.setattr(work_queue.log, "warning", lambda *_: None)
+    failures, done = 1100, threading.Event()
+
+    def fails(job: Job) -> None:
+        if job.attempts < failures:
+            raise ServerFault("no")
+
+    queue.put(Job("delete", "a", fails), delay=0.0)
+    wait_until(lambda: not queue.pending(), "it ends well at last")
+    queue.put(Job("upload", "b", lambda job: done.set()), delay=0.0)
+    assert done.wait(patient(5)), "no worker is left"
+
+
+def test_an_end_waits_once_for_all_that_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, stuck = ManualClock(), threading.Event()
+    queue = WorkQueue(clock=clock, workers=8, name="test")
+    queue.start()
+
+    def hang(_: Job) -> None:
+        stuck.wait()
+
+    for number in range(8):
+        queue.put(Job("upload", f"{number}", hang), delay=0.0)
+    wait_until(lambda: all(job.running for job in queue.pending()), "all are stuck")
+    started = clock.monotonic()
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "join", lambda _, timeout: clock.advance(timeout))
+        queue.stop(timeout=5)
+    stuck.set()
+    assert clock.monotonic() - started == 5
+
+
+def test_pauses_grow_to_a_bound() -> None:
+    assert all(0.5 <= retry_pause(1) <= 1.0 for _ in range(100))
+    assert 150.0 <= retry_pause(20) <= 300.0
+    assert 150.0 <= retry_pause(10**6) <= 300.0
