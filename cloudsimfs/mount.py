@@ -303,7 +303,7 @@ class Mount:
 
 
 class _Files:
-    """The storage side of a mount, built in the order of the arrows in design.md section 1."""
+    """The storage side of a mount, built in the order of the arrows in docs/architecture.md, "Layers"."""
 
     def __init__(
         self, config: Config, client: Client, clock: Clock, *, on_change: Callable[[str, set[str]], None]

@@ -46,7 +46,7 @@ UTIME_NOW, UTIME_OMIT = 0x3FFFFFFF, 0x3FFFFFFE  # utimensat(2); libfuse sends th
 RENAME_NOREPLACE = 1  # renameat2(2)
 FALLOC_FL_KEEP_SIZE = 1  # fallocate(2)
 REMEMBERED = 50_000  # paths of which is known what the kernel's pages hold
-REFUSED_PREFIX = ".Trash"  # so that file managers offer a real delete (design.md section 3)
+REFUSED_PREFIX = ".Trash"  # so that file managers offer a real delete (docs/architecture.md, "Namespace")
 
 
 def callback(function: Callable[..., T]) -> Callable[..., T]:

@@ -28,7 +28,7 @@ from cloudsimfs.service import Client, Entry
 
 Level = Literal["ok", "warning", "failure"]
 
-KEPT_DAYS = 60  # the service deletes a file so long after it was stored (service-observed.md "Limits")
+KEPT_DAYS = 60  # the service deletes a file so long after it was stored (docs/service.md, "Limits")
 WARN_DAYS = 7
 SKEW = 60.0  # seconds of the clock that still do no harm
 LOW_DISK = 1 << 30  # bytes

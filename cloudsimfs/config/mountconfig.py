@@ -60,6 +60,6 @@ def mount_config(settings: Settings, mount_options: tuple[str, ...]) -> Config:
 
 
 def cache_limit(directory: Path, wanted: int) -> int:
-    """`wanted` bytes, or 80 % of what is free on the cache's disk if that is less (design.md section 4)."""
+    """`wanted` bytes, or 80 % of what is free on the cache's disk if that is less (docs/architecture.md, "Data")."""
     make_directory(directory)
     return min(wanted, int(shutil.disk_usage(directory).free * CACHE_SHARE))

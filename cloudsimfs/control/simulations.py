@@ -1,4 +1,4 @@
-"""`.simulations/`: the table of its files, folders and links (design.md section 5).
+"""`.simulations/`: the table of its files, folders and links (docs/architecture.md, "Runs as files").
 
 Reading costs no call while the cached state is fresh, only writes act. Names and values from the service are hostile:
 a name that cannot be one is left out, and a value is shown on one line.

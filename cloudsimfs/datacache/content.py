@@ -4,7 +4,7 @@
     [presence.end, size)    local bytes; holes read as zeros
 
 A fetch fills holes only: it can never overwrite what was written here. All fetched bytes come from one version
-(design.md, invariant 5): another ETag ends in Stale, never in mixed bytes.
+(docs/architecture.md, invariant 5): another ETag ends in Stale, never in mixed bytes.
 
 Locks: `Content.lock` protects the fields below, those of the backing file and of the fetcher too, and is held over
 local disk I/O only. Order: Content.lock before the data cache's.

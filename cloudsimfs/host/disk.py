@@ -22,7 +22,7 @@ BLOCK = 1 << 20  # bytes read and written at a time where the kernel cannot copy
 
 
 def make_private(directory: Path) -> None:
-    """Make the directory and what is missing above it, all 0700, whatever the umask (design.md section 6)."""
+    """Make the directory and what is missing above it, all 0700, whatever the umask."""
     missing = [each for each in directory.parents if not each.exists()]
     for each in [*reversed(missing), directory]:
         each.mkdir(exist_ok=True, mode=0o700)

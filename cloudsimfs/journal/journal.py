@@ -1,6 +1,6 @@
 """The record of everything that is not yet on the service, in SQLite (`database`).
 
-The order of the steps of one write, which makes `close()` a promise (design.md, invariant 1):
+The order of the steps of one write, which makes `close()` a promise (docs/architecture.md, invariant 1):
 
     1  bytes in the backing file             (Content.write)
     2  row committed                         (Journal.save_file, from flush)

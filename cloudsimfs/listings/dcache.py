@@ -2,8 +2,8 @@
 
 One listing answers every question about its directory, misses included: one call per directory and TTL. What a
 listing said is kept (`listingcache`) and served while the service cannot be asked, or takes long to answer
-(design.md, invariant 4): a failed call never removes a name. "Absent" is only what a complete listing, or the
-service's own word, says.
+(docs/architecture.md, invariant 4): a failed call never removes a name. "Absent" is only what a complete listing,
+or the service's own word, says.
 
 Threading: fetches are single-flight per directory: who comes second waits for the first one's answer. `_lock`
 protects the flights, and comes before that of the listing cache; no other is taken under it.
@@ -281,7 +281,7 @@ class DCache:
         except NoSuchEntry:
             raise NotFound(f"/{path}") from None
         except Refused:
-            # v2 refuses an unknown id like anything else (service-observed.md, "Envelopes"): look one level up
+            # v2 refuses an unknown id like anything else (docs/service.md, "Envelopes"): look one level up
             if path == paths.ROOT or self._is_listed(path, entry_id, asked_at):
                 raise
             raise NotFound(f"/{path}") from None
@@ -351,7 +351,7 @@ class DCache:
         return [] if path == paths.ROOT else self._cache.folders(paths.parent(path))
 
     def _fetch_everything(self) -> None:
-        """v1's all-entries call: every listing at once (service-api.md section 4.1)."""
+        """v1's all-entries call: every listing at once (docs/service.md, "Endpoints")."""
         asked_at = self._clock.monotonic()
         try:
             entries = self._client.list_all()

@@ -1,4 +1,4 @@
-"""Launching: the words of the command, and that one command starts one run (design.md, invariant 7).
+"""Launching: the words of the command, and that one command starts one run (docs/architecture.md, invariant 7).
 
 The order of the steps: 1 the words are checked; 2 all files below the folder are stored; 3 the runs there are, are
 listed; 4 the intent is in the journal; 5 the POST; 6 the journal has its outcome. Killed before 4, nothing was sent.
@@ -36,7 +36,7 @@ from cloudsimfs.service import Client, LaunchRequest, Simulation, Urgency
 
 log = logging.getLogger(__name__)
 
-FORBIDDEN = re.compile(r"[\s,()'$~\"#*?]")  # not allowed in a run's folder (service-observed.md, "Limits")
+FORBIDDEN = re.compile(r"[\s,()'$~\"#*?]")  # not allowed in a run's folder (docs/service.md, "Limits")
 REQUIRED = ("cpu", "ram", "script", "folder")
 SWITCHES = ("force", "dry-run")
 WORDS = (*REQUIRED, "nopre", "mesh", "key", *SWITCHES)

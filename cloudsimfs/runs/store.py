@@ -22,7 +22,7 @@ from cloudsimfs.service import Picture, Simulation
 log = logging.getLogger(__name__)
 
 ROOM = 256 << 20  # bytes of logs and pictures; the longest unread go first
-PRIVATE = ("vnc_url",)  # personal: neither shown nor stored (service-observed.md)
+PRIVATE = ("vnc_url",)  # personal: neither shown nor stored (docs/service.md)
 OWN_FILES = ("output", "logs")  # of a run, shown as files of their own
 _FIELDS = [field.name for field in fields(Simulation) if field.name != "output"]
 

@@ -59,7 +59,7 @@ class Route:
 
 
 class Limits:
-    """The call budget of the account (service-observed.md "Limits that shape everything").
+    """The call budget of the account (docs/service.md, "Limits").
 
     Its hours and days count from the service's start, so that none turns in the middle of a short test.
     """

@@ -39,7 +39,7 @@ _GRACE = 0.1  # seconds open requests get at close
 class Sandbox:
     """The service, running from construction to `close()` (or the end of a `with`).
 
-    `url` is the `{base_url}` of service-api.md. What is stored is kept in `data_dir` at close; without one it
+    `url` is the `{base_url}` of docs/service.md. What is stored is kept in `data_dir` at close; without one it
     is gone. Raises OSError if the port is taken, ValueError if `data_dir` holds a damaged index.
     """
 

@@ -27,7 +27,7 @@ from cloudsimfs.sandbox.settings import Clock, Settings
 from cloudsimfs.sandbox.store import Store, Visible
 from cloudsimfs.sandbox.wire import Reply, xml_reply
 
-UPLOAD_TYPE = "application/octet-stream"  # service-observed.md "URLs"
+UPLOAD_TYPE = "application/octet-stream"  # docs/service.md, "URLs"
 _RANGE = re.compile(r"bytes=(\d*)-(\d*)$")
 
 

@@ -1,4 +1,4 @@
-"""Odd shapes: the answers service-observed.md says to tolerate, and some it does not name.
+"""Odd shapes: the answers docs/service.md says to tolerate, and some it does not name.
 
 A variation takes the value a call would answer with and returns another one; envelopes and text are the
 server's (`ENVELOPES`). Pure. Must never change a value in place.

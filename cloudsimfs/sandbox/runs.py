@@ -1,4 +1,4 @@
-"""Simulations: launched, really computed, followed, stopped, synced (service-api.md sections 2 and 3).
+"""Simulations: launched, really computed, followed, stopped, synced (docs/service.md, "Fields" and "States").
 
 Each run has a thread, which waits, copies the folder, reads the solver's log and saves results; nothing else
 changes its status but stop requests. Threading: one lock for the state of all runs, never held while waiting.
@@ -25,8 +25,8 @@ from cloudsimfs.sandbox.settings import Clock, Settings, sql_time
 from cloudsimfs.sandbox.solver import SIGNALS, SYNCED
 from cloudsimfs.sandbox.store import NoEntry, Store, Visible
 
-HARD_STOP, SOFT_STOP = "SIGINT", "SIGTSTP"  # service-api.md section 4.1, notes
-FORBIDDEN = frozenset(" ,()'$~\"#*?")  # in a run's folder (service-observed.md "Limits that shape everything")
+HARD_STOP, SOFT_STOP = "SIGINT", "SIGTSTP"  # docs/service.md, "Endpoints", notes
+FORBIDDEN = frozenset(" ,()'$~\"#*?")  # in a run's folder (docs/service.md, "Limits")
 SHORT_LACKS = frozenset({"output", "logs"})  # what v2's view-short leaves out
 V2_ONLY = frozenset({"cpu_hrs", "cost", "vnc_url"})
 _COST_PER_CPU_HOUR = 0.05
@@ -35,7 +35,7 @@ _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 
 
 class Status(enum.IntEnum):
-    """service-api.md section 3. The sandbox's own table: it must not share a mistake with the client's."""
+    """docs/service.md, "States". The sandbox's own table: it must not share a mistake with the client's."""
 
     COMPLETED = 10
     PENDING = 20
@@ -64,7 +64,7 @@ class Runs:
         self._closed = False  # guarded by: _lock
 
     def launch(self, data: dict[str, Any]) -> int:
-        """Start a run, return its id. Raises Refusal for what service-api.md section 2.2 does not allow."""
+        """Start a run, return its id. Raises Refusal for what docs/service.md, "Fields" does not allow."""
         asked = self._checked(data)
         with self._lock:
             if self._closed:
@@ -206,7 +206,7 @@ class _Run:
         return sorted(self._work.rglob("*.png"))
 
     def fields_locked(self) -> dict[str, Any]:
-        """service-api.md section 2.1, and what v2 adds (service-observed.md)."""
+        """docs/service.md, "Fields", and what v2 adds (docs/service.md)."""
         end = self._ended if self._ended is not None else self._clock.now()
         hours = max(0.0, end - self._started) / 3600 * self._asked["cpu"] if self._started else 0.0
         return {

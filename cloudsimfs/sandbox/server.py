@@ -28,7 +28,7 @@ from cloudsimfs.sandbox.wire import Dropped, Reply, json_reply
 
 _MAX_BODY = 64 * 1024 * 1024  # bytes of an API request; a too large direct upload is read, then refused
 _UNKNOWN = Route("*", "", "unknown", lambda _: None)
-_TECHNICAL = "A technical problem has occurred, try again later."  # service-observed.md "Envelopes"
+_TECHNICAL = "A technical problem has occurred, try again later."  # docs/service.md, "Envelopes"
 _OBJECT_OPERATIONS = {"GET": "object-get", "HEAD": "object-head", "PUT": "object-put"}
 
 
@@ -115,7 +115,7 @@ class Server:
         return _answer(version, value, fired)
 
     def _authorise(self, version: int, request: web.Request) -> None:
-        """service-api.md section 5. Raises Refusal."""
+        """docs/service.md, "Authentication". Raises Refusal."""
         if version == 1:
             given = request.headers.get("api-key") or request.query.get("api_key", "")
         else:
@@ -213,7 +213,7 @@ async def _parameters(request: web.Request, version: int) -> dict[str, Any]:
         return await _form(request)
     value = json.loads(await request.read() or b"{}")
     if isinstance(value, dict) and (version == 1 or set(value) == {"data"}):
-        value = value.get("data")  # service-api.md section 4, general rules
+        value = value.get("data")  # docs/service.md, "Endpoints", general rules
     if not isinstance(value, dict):
         raise ValueError("not an object")
     return value

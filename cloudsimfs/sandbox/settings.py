@@ -14,7 +14,7 @@ from dataclasses import dataclass
 class Settings:
     """How the service behaves. Seconds of the sandbox clock unless said otherwise; 0 switches a limit off."""
 
-    cache_seconds: float = 180.0  # how long a v2 upload may stay invisible (service-observed.md "Behaviour")
+    cache_seconds: float = 180.0  # how long a v2 upload may stay invisible (docs/service.md, "Behaviour")
     listing_lag: float = 0.0  # the same for v1 uploads and saved results; no cache deletion shortens it
     delete_lag: float = 0.0
     link_seconds: float = 900.0  # life of a signed URL
@@ -28,7 +28,7 @@ class Settings:
     pending_seconds: float = 0.5  # real seconds between launch and start
     latency: float = 0.0  # real seconds added to every request
     bandwidth: float = 0.0  # bytes per real second and connection
-    direct_limit: int = 2_000_000  # bytes; direct uploads must be smaller (service-api.md section 8)
+    direct_limit: int = 2_000_000  # bytes; direct uploads must be smaller (docs/service.md, "Limits")
     cpus: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 96)
     rams: tuple[str, ...] = ("standard", "highmem", "highcore")
     scripts: tuple[str, ...] = ("heat2d-1.0", "openFoam-v2406", "calculix-2.21")

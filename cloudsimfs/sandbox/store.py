@@ -1,7 +1,7 @@
 """The storage: what is stored, what listings show of it, and the ids of both.
 
 Each path has a slot with the stored file (`current`) and the one listings show (`shown`); they differ while
-the per-user view cache or a lag hides a change. Folders exist while a file is in them (service-observed.md
+the per-user view cache or a lag hides a change. Folders exist while a file is in them (docs/service.md
 "Behaviour").
 
 Threading: every public method takes the one lock; none waits for anything but the local disk. Must never
@@ -276,7 +276,7 @@ class Store:
     def known_files(self, below: str) -> dict[str, File]:
         """What a run finds in its folder: uploads the service has not learnt of yet are missing.
 
-        It learns of a v2 upload when the cache is deleted or has run out (service-api.md section 4.2).
+        It learns of a v2 upload when the cache is deleted or has run out (docs/service.md, "Endpoints").
         """
         with self._lock:
             self._settle_locked()

@@ -1,4 +1,4 @@
-"""API v1: the calls of service-api.md section 4.1, answered with bare JSON.
+"""API v1: the calls of docs/service.md, "Endpoints", answered with bare JSON.
 
 Threading: the event loop only. Must never know of faults or of the wire.
 """
@@ -99,7 +99,7 @@ class V1:
 
 
 def _documented(run: dict[str, Any]) -> dict[str, Any]:
-    """The fields of service-api.md section 2.1."""
+    """The fields of docs/service.md, "Fields"."""
     return {name: value for name, value in run.items() if name not in V2_ONLY}
 
 

@@ -1,4 +1,4 @@
-"""API v2: the calls of service-api.md section 4.2 and those of service-observed.md "v2 calls outside the
+"""API v2: the calls of docs/service.md, "Endpoints" and those of docs/service.md, "v2 calls outside the
 document". Answers go out inside `{"response": ...}`; the server wraps them.
 
 Threading: the event loop only. Must never know of faults or of the wire.

@@ -31,7 +31,7 @@ of `cloudsimfs.errors`, of which each says which call failed and why. A launch i
 | `ram_values` | GET /simulation/ram | GET /simulation/view-ram * | `.simulations/options/ram` |
 | `scripts` | GET /simulation/scripts | GET /simulation/view-scripts * | `.simulations/options/scripts` |
 
-`*` is outside service-api.md (service-observed.md); where such a call answers 404 or 405, v1's takes its
+`*` is outside docs/service.md (docs/service.md); where such a call answers 404 or 405, v1's takes its
 place.
 """
 

@@ -224,7 +224,7 @@ class Budget:
             self._hour.renew()
 
     def settle(self, ticket: Ticket, headers: Mapping[str, str] | None = None) -> None:
-        """The call was sent; `headers` are its reply's (service-observed.md "Limits"), None if there was none."""
+        """The call was sent; `headers` are its reply's (docs/service.md, "Limits"), None if there was none."""
         told = headers or {}
         with self._lock:
             now = self._time.now()

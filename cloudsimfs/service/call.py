@@ -10,7 +10,7 @@ Version = Literal["v1", "v2"]
 
 @dataclass(frozen=True, slots=True)
 class Multipart:
-    """A multipart/form-data body: one text part and one file part (service-api.md section 4.1)."""
+    """A multipart/form-data body: one text part and one file part (docs/service.md, "Endpoints")."""
 
     dirname: str
     basename: str
@@ -23,7 +23,7 @@ class Call:
 
     `subject` is what a 404 would speak of ("entry 17"); without one a 404 means that the call is unknown.
     `once`: must never be sent twice, not even after a lost answer. `ack`: any body without errors will do.
-    `undocumented`: outside service-api.md, so a 404 or 405 asks for the documented v1 call instead.
+    `undocumented`: outside docs/service.md, so a 404 or 405 asks for the documented v1 call instead.
     """
 
     operation: str

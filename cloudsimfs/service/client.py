@@ -37,7 +37,7 @@ from cloudsimfs.service.uploads import Uploads
 from cloudsimfs.service.versions import Versions, check_done
 
 _LINK_TRIES = 5  # calls until a download link that is null is given up
-_LINK_PAUSE = 2.0  # seconds between them (service-observed.md "URLs")
+_LINK_PAUSE = 2.0  # seconds between them (docs/service.md, "URLs")
 
 
 def connect(
@@ -56,7 +56,7 @@ def connect(
     """A client of the service at `base_url`. Makes no call: `auto` finds the version out at the first use.
 
     `calls_per_hour` bounds the calls even if the service reports a higher limit or none. `key_in_query` sends
-    the key as v1's query parameter (service-api.md section 5). When `stop` is set, waits and transfers end
+    the key as v1's query parameter (docs/service.md, "Authentication"). When `stop` is set, waits and transfers end
     with Cancelled. `offline` makes no call at all: each raises Unreachable. Raises ConfigError.
     """
     check_key(key, "API key")
@@ -205,7 +205,7 @@ class Client:
         progress: Progress | None = None,
         urgency: Urgency = Urgency.BACKGROUND,
     ) -> Stored:
-        """Store `size` bytes as `path`: one call for the link, one PUT (service-api.md section 4); see `uploads`.
+        """Store `size` bytes as `path`: one call for the link, one PUT (docs/service.md, "Endpoints"); see `uploads`.
 
         `body()` gives the bytes anew for each attempt; what it raises drops the connection and passes
         through. `progress` gets the bytes sent so far. Where the store's ETag is an MD5, it is compared with

@@ -29,7 +29,7 @@ class Credentials:
 
 
 def load_key(path: str | os.PathLike[str]) -> Credentials:
-    """The key in `path`: the key alone on one line, or the service's license file (service-api.md section 5).
+    """The key in `path`: alone on one line, or in the service's license file (docs/service.md, "Authentication").
 
     Raises ConfigError with a sentence that says what is wrong with the file. Warns if others can read it.
     """

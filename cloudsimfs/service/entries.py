@@ -1,7 +1,7 @@
 """Storage entries from replies: listings, single entries, view-by-path.
 
-Pure and thread-safe. What the service sends is not trusted (design.md, invariant 10): an entry whose name, id,
-size or place cannot be right is skipped; each reply's refused entries are counted and logged once.
+Pure and thread-safe. What the service sends is not trusted (docs/architecture.md, invariant 10): an entry whose
+name, id, size or place cannot be right is skipped; each reply's refused entries are counted and logged once.
 """
 
 from __future__ import annotations

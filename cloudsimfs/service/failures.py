@@ -1,6 +1,6 @@
 """What a reply's status and text mean: the map from HTTP to the error tree. Pure, no I/O.
 
-The statuses of failures are not documented (service-api.md section 7); the rules are service-observed.md's.
+The statuses of failures are not documented (docs/service.md, "Errors"); the rules are docs/service.md's.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from cloudsimfs.service.parsing import Hook, excerpt
 _RATE = re.compile(r"rate.?limit|too many requests|quota|limit (?:exceeded|reached)", re.IGNORECASE)
 _KEY = re.compile(r"unauthori[sz]ed|unauthenticated|forbidden|\bapi.?key\b|invalid key|access denied", re.IGNORECASE)
 _NOT_ENABLED = re.compile(r"not (?:yet |been )*(?:enabled|activated|available)|no access", re.IGNORECASE)
-# v2's words for whatever went wrong (service-observed.md, "Envelopes"), and their like
+# v2's words for whatever went wrong (docs/service.md, "Envelopes"), and their like
 _NO_CAUSE = re.compile(
     r"technical (?:problem|error|difficult)|try again|something went wrong|unexpected|internal error", re.IGNORECASE
 )

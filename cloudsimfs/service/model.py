@@ -12,7 +12,7 @@ from cloudsimfs import paths
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One file or folder of the storage (service-api.md section 2.3, service-observed.md "Storage entries").
+    """One file or folder of the storage (docs/service.md, "Fields", docs/service.md, "Storage entries").
 
     `id` 0 means "not known": a folder seen only as part of a file's path, or the root. `size` is in bytes, 0
     for folders. `mtime_ns` is nanoseconds since the epoch, None when the service did not say. Without `sized` it did
@@ -33,12 +33,12 @@ class Entry:
 
     @property
     def version(self) -> tuple[int, int, int]:
-        """What pins an open handle to one state of the file (design.md, invariant 5): id, bytes, ns."""
+        """What pins an open handle to one state of the file (docs/architecture.md, invariant 5): id, bytes, ns."""
         return (self.id, self.size, self.mtime_ns or 0)
 
 
 class RunStatus(enum.IntEnum):
-    """service-api.md section 3. A code the document does not know is kept as its number in `Simulation`."""
+    """docs/service.md, "States". A code the document does not know is kept as its number in `Simulation`."""
 
     COMPLETED = 10
     PENDING = 20
@@ -53,7 +53,7 @@ class RunStatus(enum.IntEnum):
 
 
 class Signal(enum.Enum):
-    """service-api.md section 4.1, notes: the signal selects the behaviour."""
+    """docs/service.md, "Endpoints", notes: the signal selects the behaviour."""
 
     HARD_STOP = "SIGINT"
     SOFT_STOP = "SIGTSTP"
@@ -72,7 +72,7 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """One run (service-api.md section 2.1). `raw` holds every member as the service sent it."""
+    """One run (docs/service.md, "Fields"). `raw` holds every member as the service sent it."""
 
     id: int
     status: int
@@ -102,7 +102,7 @@ class Simulation:
 
 @dataclass(frozen=True, slots=True)
 class LaunchRequest:
-    """What a launch asks for (service-api.md section 2.2). `mesh` exists in v2 only."""
+    """What a launch asks for (docs/service.md, "Fields"). `mesh` exists in v2 only."""
 
     cpu: str
     ram: str

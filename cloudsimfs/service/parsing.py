@@ -1,6 +1,6 @@
 """What all replies share, and runs, links and lookups: reply values to the product's own values.
 
-Pure and thread-safe; tolerant of every shape service-observed.md names. A reply that fits nothing is BadReply,
+Pure and thread-safe; tolerant of every shape docs/service.md names. A reply that fits nothing is BadReply,
 which names the call and shows the reply's start, redacted. Storage entries are parsed by `entries`.
 """
 

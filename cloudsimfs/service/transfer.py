@@ -1,7 +1,7 @@
 """The object store behind signed URLs: one PUT up, ranged GETs down, with constant memory.
 
 Thread-safe. Signed URLs carry their own signature: the API key is never sent to them, they are never logged,
-and they count against no limit (service-observed.md "URLs").
+and they count against no limit (docs/service.md, "URLs").
 """
 
 from __future__ import annotations

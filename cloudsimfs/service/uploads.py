@@ -1,6 +1,6 @@
 """Uploads: the link, the transfer, and what a failing object store may cost.
 
-A link is good for about 15 minutes (service-observed.md, "URLs") and for any content: one whose transfer failed is
+A link is good for about 15 minutes (docs/service.md, "URLs") and for any content: one whose transfer failed is
 kept for the next try, so that a store that is down costs one API call per file and not one per try. While the store
 itself fails, one upload at a time tries it, at growing distances; the others hear at once why.
 

@@ -1,4 +1,4 @@
-"""API v1: the request of every operation of service-api.md section 4.1. Pure.
+"""API v1: the request of every operation of docs/service.md, "Endpoints". Pure.
 
 Replies are parsed by `entries` and `parsing`; this module never sends anything.
 """
@@ -13,7 +13,7 @@ from cloudsimfs.service.call import Call, Multipart
 from cloudsimfs.service.model import LaunchRequest, Signal
 
 CONTENT_TYPE = "application/octet-stream"
-DIRECT_LIMIT = 2_000_000  # bytes; direct upload is for files below 2 MB (service-api.md section 8)
+DIRECT_LIMIT = 2_000_000  # bytes; direct upload is for files below 2 MB (docs/service.md, "Limits")
 
 
 def _data(**members: Any) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def simulation(run_id: int) -> Call:
 
 
 def launch(request: LaunchRequest) -> Call:
-    """Raises NotOffered if a mesh is asked for: it exists in v2 only (service-observed.md)."""
+    """Raises NotOffered if a mesh is asked for: it exists in v2 only (docs/service.md)."""
     if request.mesh is not None:
         raise NotOffered("POST /simulation: API v1 takes no mesh; leave it out or use API v2")
     body = _data(cpu=request.cpu, ram=request.ram, folder=request.folder, script=request.script)

@@ -1,4 +1,4 @@
-"""API v2: requests of service-api.md section 4.2, and of the calls service-observed.md adds to it. Pure.
+"""API v2: requests of docs/service.md, "Endpoints", and of the calls docs/service.md adds to it. Pure.
 
 Replies are parsed by `entries` and `parsing`. Calls outside the document are marked `undocumented`: the client
 falls back to v1 where they do not exist.

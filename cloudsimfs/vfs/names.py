@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from cloudsimfs import paths
 
-# Names that editors and desktops drop: they stay here and are never uploaded (design.md section 3).
+# Names that editors and desktops drop: they stay here and are never uploaded (docs/architecture.md, "Namespace").
 LOCAL_NAMES = re.compile(
     r"\..*\.sw.|4913|.*~|\.goutputstream-.*|\.fuse_hidden.*|\.~lock\..*#|\._.*|\.DS_Store|Thumbs\.db",
     re.DOTALL,

@@ -1,6 +1,6 @@
 """What was done here and lies over the listings, and the rules by which a listing retires it.
 
-    readdir = listing - tombstones + inodes with local truth          (design.md, invariant 3)
+    readdir = listing - tombstones + inodes with local truth          (docs/architecture.md, invariant 3)
 
 An item leaves the overlay on evidence, never because time has passed: an upload when a listing shows its size and
 a newer version, a tombstone when a listing asked for after the delete no longer shows what was deleted.
@@ -20,7 +20,7 @@ Item = Inode | Gone
 
 SECOND_NS = 1_000_000_000  # nanoseconds; the unit of the service's times
 LATE_DELETES = 60.0  # seconds; a listing asked for so long after a delete shows what is there
-LATE_UPLOADS = 900.0  # seconds; the same for an upload ("some minutes", service-observed.md)
+LATE_UPLOADS = 900.0  # seconds; the same for an upload ("some minutes", docs/service.md)
 BASE_SLACK_NS = 3_000_000_000  # nanoseconds by which the last upload may be later than the one that was confirmed
 CLOCK_SLACK_NS = 2_000_000_000  # nanoseconds by which a time of whole seconds may lag behind the store's clock
 

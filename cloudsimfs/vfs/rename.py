@@ -1,6 +1,6 @@
 """Renames: of what is only here, a change of name; of what is stored, an upload under the new name, then a delete.
 
-The service has no rename (service-observed.md, "Behaviour"). Locally both are atomic: one step under Tree.lock,
+The service has no rename (docs/service.md, "Behaviour"). Locally both are atomic: one step under Tree.lock,
 one journal transaction; if that fails, neither name has changed.
 """
 

@@ -201,7 +201,7 @@ class Deletes:
         except NoSuchEntry:
             log.debug("/%s was deleted already", entry.path)
         except Refused:
-            # v2 refuses an unknown id like anything else: look whether it is gone (service-observed.md, "Envelopes")
+            # v2 refuses an unknown id like anything else: look whether it is gone (docs/service.md, "Envelopes")
             found = self._find(entry.path, self._round(asked))
             if found is not None and found.id == entry.id:
                 raise

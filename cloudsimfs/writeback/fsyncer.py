@@ -1,4 +1,4 @@
-"""Power loss: what was closed is fsynced in the background within 5 s, as a local disk does it (design.md section 2).
+"""Power loss: what was closed is fsynced in the background within 5 s, as a local disk does it.
 
 Threading: one thread; `_lock` protects the set and is a leaf. fsync(2) runs with no lock held.
 """

@@ -381,7 +381,7 @@ class Writeback:
     def drain(
         self, folder: str = paths.ROOT, *, timeout: float | None = None, interrupted: Interrupted = never
     ) -> None:
-        """Wait until all below `folder` is on the service and the service knows (design.md, invariant 8).
+        """Wait until all below `folder` is on the service and the service knows (docs/architecture.md, invariant 8).
 
         Raises TryAgain as soon as an operation below has failed, or when `timeout` seconds have passed, WrongState if
         a file that was closed or synced is still open for writing, Cancelled if `interrupted` says so, Unreachable if

@@ -26,7 +26,7 @@ def resident(m: Mounted) -> int:
 
 @pytest.mark.parametrize("api", ["v1"])
 def test_a_hundred_thousand_entries(box: Sandbox, mount: MountFactory) -> None:
-    """`find | wc -l` and `du -s` are right, and the daemon stays small (targets.md row 14)."""
+    """`find | wc -l` and `du -s` are right, and the daemon stays small (docs/architecture.md, "Costs", row 14)."""
     sizes = (0, 1, 512, 513, 1500)
     files = {
         f"case/{number // 1000:03}/{number % 1000 // 100}/{number}": bytes(sizes[number % len(sizes)])
@@ -191,7 +191,7 @@ def test_fifty_folders_deep(box: Sandbox, mount: MountFactory) -> None:
 
 @pytest.mark.parametrize("api", ["v1"])
 def test_names_that_are_refused_do_not_show(box: Sandbox, mount: MountFactory) -> None:
-    """Of the service's answers only what may be a name becomes one (design.md, invariant 10)."""
+    """Of the service's answers only what may be a name becomes one (docs/architecture.md, invariant 10)."""
     box.populate({"d/good": b"good"})
     bad = [".", "..", "a/b", "nul\0", "x" * 256]
 

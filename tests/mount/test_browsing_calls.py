@@ -1,4 +1,4 @@
-"""Browsing is free: what walking, looking and idling cost in API calls (targets.md rows 1-3, 13, 15)."""
+"""Browsing is free: what walking, looking and idling cost in calls (docs/architecture.md, "Costs")."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What things cost: API calls per operation, counted by the service (design.md sections 3 and 4)."""
+"""What things cost: calls per operation, as the service counts (docs/architecture.md, "Costs")."""
 
 from __future__ import annotations
 

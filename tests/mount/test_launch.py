@@ -1,4 +1,4 @@
-"""One command starts one run (design.md, invariant 7): lost answers, killed daemons, cut networks, repetitions."""
+"""One command starts one run (docs/architecture.md, invariant 7): lost answers, kills, cut networks, repetitions."""
 
 from __future__ import annotations
 

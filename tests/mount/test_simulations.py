@@ -1,4 +1,4 @@
-"""`.simulations/` on a real mount: launch, follow, stop and sync runs by writing to files (design.md section 5)."""
+"""`.simulations/` on a real mount: launch, follow, stop and sync runs by writing to files."""
 
 from __future__ import annotations
 

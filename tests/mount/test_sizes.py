@@ -1,4 +1,4 @@
-"""Files whose listing does not tell their size: they are not empty (service-observed.md, "Storage entries")."""
+"""Files whose listing does not tell their size: they are not empty (docs/service.md, "Storage entries")."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A day's work on a free account: it fits the calls of one hour (targets.md row 16)."""
+"""A day's work on a free account: it fits the calls of one hour (docs/architecture.md, "Costs", row 16)."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ PENDING, RUNNING, STOPPING, STOPPED, COMPLETED, ERROR = 20, 30, 40, 50, 10, 60
 DOCUMENTED = {
     *("id", "mdate", "user_id", "bucket", "cpu", "ram", "nopre", "folder", "mesh", "script"),
     *("clean", "idate", "edate", "status", "pid", "tid", "output", "images"),
-}  # service-api.md section 2.1
+}  # docs/service.md, "Fields"
 ASKED = {"cpu": "2", "ram": "standard", "script": "heat2d-1.0", "folder": "case"}
 
 

@@ -37,7 +37,7 @@ TIME_NS = 1_790_244_000_000_000_000  # 2026-09-24T10:00:00Z
 
 
 def raw(**changes: Any) -> dict[str, Any]:
-    """A file entry as service-observed.md shows it."""
+    """A file entry as docs/service.md shows it."""
     return {
         "id": 17,
         "name": "case/system/controlDict",
