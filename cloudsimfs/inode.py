@@ -110,13 +110,13 @@ class Inode:
         # Whose close(2) or fsync(2) that was, and who may thus take it back by writing on; guarded by lock.
         self.closed_by = NOBODY
         # The closed content while the next state is written into a copy, until that is closed; guarded by lock.
-        self.superseded: Content | None = None
+        self.closed_content: Content | None = None
         self.since_ns = 0  # when it was first written to after the last close; guarded by lock
         self.state = WriteState.CLEAN  # guarded by lock
         self.generation = 0  # guarded by lock; counts closed or changing contents
         self.committed = False  # guarded by lock; the journal has the present bytes as a closed state
         # Of a folder: the removed file that had its name, until that is settled; guarded by Tree.lock.
-        self.covers: Gone | None = None
+        self.hides: Tombstone | None = None
         self.pinned = False  # guarded by lock; the content is acquired for the open handles
         self.opens = 0  # guarded by Tree.lock
         self.writers = 0  # guarded by Tree.lock
@@ -143,7 +143,7 @@ class Inode:
         """
         self.entry, self.uploaded, self.based_at = entry, uploaded, at
 
-    def move(self, event: str) -> None:
+    def transition(self, event: str) -> None:
         """Take the step of the table above. The caller holds `lock`."""
         try:
             self.state = TRANSITIONS[self.state, event]
@@ -156,7 +156,7 @@ class Inode:
         if first:
             self.generation += 1
             self.committed = False
-        self.move("change")
+        self.transition("change")
         return first
 
     def restore(self, row_state: str, size: int) -> None:
@@ -177,7 +177,7 @@ class Inode:
     @property
     def has_closed(self) -> bool:
         """Whether the journal has a closed state to go back to. The caller holds `lock`."""
-        return self.closed_size is not None or self.superseded is not None
+        return self.closed_size is not None or self.closed_content is not None
 
     def is_uploading(self, generation: int) -> bool:
         """Whether this generation's upload is still the one under way. The caller holds `lock`."""
@@ -200,7 +200,7 @@ class Inode:
         return self.state is not WriteState.CLEAN or self.writers > 0 or self.local_only or self.entry is None
 
 
-class Gone:
+class Tombstone:
     """A tombstone: a name deleted (or renamed away) here that the service may still list.
 
     `entry` is what was deleted, None while only "whatever is stored there" is known. `after` are the inodes whose

@@ -51,7 +51,7 @@ from cloudsimfs.vfs.handles import Handles
 from cloudsimfs.vfs.recovery import Recovery
 from cloudsimfs.vfs.replay import replay
 from cloudsimfs.vfs.tree import Node, Owner, Tree, is_dir
-from cloudsimfs.writeback.fsyncer import Syncer
+from cloudsimfs.writeback.fsyncer import Fsyncer
 from cloudsimfs.writeback.uploads import Writeback
 
 log = logging.getLogger(__name__)
@@ -170,7 +170,7 @@ class Mount:
 
     def _started(self) -> None:
         self._files.listings.start()
-        self._files.syncer.start()
+        self._files.fsyncer.start()
         if not self._config.offline:
             self._files.writeback.start()
         version = ".".join(map(str, library_version()))
@@ -189,7 +189,7 @@ class Mount:
         self._stop.set()
         self._control.close()
         self._files.writeback.stop()
-        self._files.syncer.stop()
+        self._files.fsyncer.stop()
         self._let_go()
         log.info("unmounted; pending for the next mount: %d", waiting)
 
@@ -229,7 +229,7 @@ class Mount:
     def barrier(self, path: str) -> None:
         self._files.writeback.check_refused(path)
         for inode in self._files.tree.half_written():
-            if paths.is_below(inode.path, path) and not inode.local_only:
+            if paths.is_within(inode.path, path) and not inode.local_only:
                 raise WrongState(
                     f"/{inode.path} was being written when the last mount ended, and is not stored; "
                     "`cloudsimfs recover` uploads or discards it"
@@ -323,19 +323,19 @@ class _Files:
             interrupted=interrupted,
         )
         self.journal = Journal(config.cache_dir / "journal.db")
-        self.syncer = Syncer(self.datacache, self.journal)
+        self.fsyncer = Fsyncer(self.datacache, self.journal)
         self.writeback = Writeback(
             client,
             self.journal,
-            self.syncer,
+            self.fsyncer,
             delay=config.write_back,
             offline=config.offline,
             clock=clock,
             on_stored=lambda inode: self.tree.stored(inode),
-            on_deleted=lambda gone: tombstones.deleted(self.tree, gone),
-            on_kept=lambda gone: tombstones.kept(self.tree, gone),
+            on_deleted=lambda tombstone: tombstones.deleted(self.tree, tombstone),
+            on_kept=lambda tombstone: tombstones.kept(self.tree, tombstone),
             find_entry=lambda path, since: self.dcache.entry(path, since=since),
-            may_delete_folder=lambda gone, since: tombstones.only_holds(self.tree, gone, since),
+            may_delete_folder=lambda tombstone, since: tombstones.only_holds(self.tree, tombstone, since),
             was_replaced=lambda entry: tombstones.was_replaced(self.tree, entry),
             evade_conflict=lambda inode: self.conflicts.evade(inode),
             set_aside=lambda inode: self.conflicts.set_aside(inode),
@@ -346,7 +346,7 @@ class _Files:
             self.tree,
             self.datacache,
             self.writeback,
-            self.syncer,
+            self.fsyncer,
             fsync_remote=config.fsync == "remote",
             may_preview=lambda: is_spare(client.budget.snapshot()),
         )

@@ -41,7 +41,7 @@ def split(path: str) -> tuple[str, str]:
     return directory, last
 
 
-def is_below(path: str, folder: str) -> bool:
+def is_within(path: str, folder: str) -> bool:
     """Whether `path` is `folder` itself or anything inside it; everything is below the root."""
     return folder == ROOT or path == folder or path.startswith(folder + "/")
 

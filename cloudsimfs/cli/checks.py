@@ -226,7 +226,7 @@ def check_service(
 ) -> Iterator[Finding]:
     """Ask the service: the version and all entries, which prove the address, the key and the clock, too."""
     try:
-        version = client.version
+        version = client.api_version
         entries = client.list_all()
     except KeyRefused as error:
         yield Finding("service", "failure", f"it does not accept the key: {error}", _login(settings))

@@ -196,7 +196,7 @@ class Stored:
     def barrier(self, path: str) -> None:
         """What a mount has not uploaded yet would be missing in the run."""
         waiting = [
-            row.path for row in self._journal.files() if row.state != "stored" and paths.is_below(row.path, path)
+            row.path for row in self._journal.files() if row.state != "stored" and paths.is_within(row.path, path)
         ]
         if waiting:
             raise TryAgain(f"/{waiting[0]} is not on the service yet ({len(waiting)} files wait): mount, then launch")

@@ -16,7 +16,7 @@ from cloudsimfs.config.precedence import Settings
 from cloudsimfs.config.settings import SETTINGS, home
 from cloudsimfs.errors import ConfigError
 from cloudsimfs.service import Client, Credentials, connect
-from cloudsimfs.service.exchange import check_base_url
+from cloudsimfs.service.caller import check_base_url
 
 Api = Literal["auto", "v1", "v2"]
 
@@ -75,7 +75,7 @@ def account(settings: Settings) -> Account:
     )
 
 
-def _check_address(settings: Settings, found: keys.Found) -> None:
+def _check_address(settings: Settings, found: keys.StoredKey) -> None:
     """A profile's key is not for another service's eyes."""
     in_file = profiles.read(settings.profile).given.get("url")
     if in_file is not None and SETTINGS["url"].kind.parse(in_file.text) != settings["url"]:

@@ -23,7 +23,7 @@ _SERVICE = "cloudsimfs"  # what the keyring files it under
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class StoredKey:
     """A key and where it was; `stored` if it is the profile's own, which goes to the profile's address only."""
 
     credentials: Credentials
@@ -40,17 +40,17 @@ def from_environment() -> Credentials | None:
     return Credentials(None, key)
 
 
-def find(profile: str, key_file: Path | None, *, of_profile: bool) -> Found | None:
+def find(profile: str, key_file: Path | None, *, of_profile: bool) -> StoredKey | None:
     """The key to use; `of_profile`: `key_file` was named by the profile, not by whoever runs the command."""
     if credentials := from_environment():
-        return Found(credentials, VARIABLE, stored=False)
+        return StoredKey(credentials, VARIABLE, stored=False)
     if key_file is not None:
-        return Found(load_key(key_file), str(key_file), stored=of_profile)
+        return StoredKey(load_key(key_file), str(key_file), stored=of_profile)
     own = profile_file(profile)
     if own.exists():
-        return Found(load_key(own), str(own), stored=True)
+        return StoredKey(load_key(own), str(own), stored=True)
     if key := _keyring_get(profile):
-        return Found(Credentials(None, key), "the system keyring", stored=True)
+        return StoredKey(Credentials(None, key), "the system keyring", stored=True)
     return None
 
 

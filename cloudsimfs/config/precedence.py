@@ -57,7 +57,7 @@ def unknown_profile(name: str, remedy: str = "") -> ConfigError:
     return ConfigError(f"profile {name}: not in {profiles.config_file()}{hint}")
 
 
-def _value(row: Setting, option: str | None, in_file: profiles.Given | None) -> Value:
+def _value(row: Setting, option: str | None, in_file: profiles.RawSetting | None) -> Value:
     in_environment = os.environ.get(row.variable, "")
     if option is not None:
         return Value(_parsed(row, option, f"--{row.name} {option}"), f"--{row.name}", option)

@@ -29,7 +29,7 @@ _SECRETS = ("api-key", "api_key", "apikey", "key", "token", "password")
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class RawSetting:
     """A setting as the file has it: as text, and where it stands."""
 
     text: str
@@ -42,7 +42,7 @@ class Profile:
 
     name: str
     known: bool
-    given: dict[str, Given]
+    given: dict[str, RawSetting]
 
 
 def config_file() -> Path:
@@ -169,7 +169,7 @@ def _refuse_tables(content: dict[str, Any], where: str) -> None:
             raise ConfigError(f"{where}: [{written}]: no such table; did you mean [profiles.{meant}]?")
 
 
-def _checked(table: dict[str, Any], where: str, base: Path, profile: str) -> dict[str, Given]:
+def _checked(table: dict[str, Any], where: str, base: Path, profile: str) -> dict[str, RawSetting]:
     given = {}
     for key, value in table.items():
         name = key.replace("_", "-")
@@ -183,7 +183,7 @@ def _checked(table: dict[str, Any], where: str, base: Path, profile: str) -> dic
         text = _text(value, f"{where}: {key}")
         if SETTINGS[name].kind in (FILE, DIRECTORY) and not text.startswith("~"):
             text = str(base / text)  # not of wherever the command happens to run
-        given[name] = Given(text, where)
+        given[name] = RawSetting(text, where)
     return given
 
 

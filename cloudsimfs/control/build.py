@@ -11,9 +11,9 @@ from cloudsimfs.datacache.directory import LAUNCH_LOCK
 from cloudsimfs.journal.journal import Journal
 from cloudsimfs.runs import launch, runs
 from cloudsimfs.runs.commands import RunCommands
-from cloudsimfs.runs.images import Pictures
+from cloudsimfs.runs.images import Images
 from cloudsimfs.runs.launch import Launcher
-from cloudsimfs.runs.options import Lookups
+from cloudsimfs.runs.options import LaunchOptions
 from cloudsimfs.runs.poller import Poller
 from cloudsimfs.runs.runs import Runs
 from cloudsimfs.runs.store import RunStore
@@ -33,12 +33,12 @@ def runs_of_account(
     """`directory` is the account's; `ttl` in seconds; `bulk`: v1's list may be asked for v2's logs."""
     store = RunStore(directory / "runs")
     found = Runs(client, store, place, ttl=ttl, bulk=bulk, clock=clock)
-    lookups = Lookups(client, store, clock=clock)
+    lookups = LaunchOptions(client, store, clock=clock)
     return Simulations(
         found,
         RunCommands(client, found, place),
         lookups,
-        Pictures(client, found, store, ttl=ttl, clock=clock),
+        Images(client, found, store, ttl=ttl, clock=clock),
         Launcher(client, found, lookups, place, journal, lock_file=directory / LAUNCH_LOCK),
         Poller(found, client.budget, ttl=ttl, clock=clock),
         store,

@@ -19,9 +19,9 @@ from cloudsimfs.control.virtual import File, Folder, Link, Node, as_json, text
 from cloudsimfs.errors import CloudsimfsError, NotFound, ServiceError
 from cloudsimfs.redact import redact
 from cloudsimfs.runs.commands import RunCommands
-from cloudsimfs.runs.images import Pictures
+from cloudsimfs.runs.images import Images
 from cloudsimfs.runs.launch import Launcher
-from cloudsimfs.runs.options import NAMES, Lookups
+from cloudsimfs.runs.options import NAMES, LaunchOptions
 from cloudsimfs.runs.poller import Followed, Poller
 from cloudsimfs.runs.runs import Runs
 from cloudsimfs.runs.store import RunStore
@@ -66,8 +66,8 @@ class Simulations:
         self,
         runs: Runs,
         commands: RunCommands,
-        lookups: Lookups,
-        pictures: Pictures,
+        lookups: LaunchOptions,
+        pictures: Images,
         launcher: Launcher,
         poller: Poller,
         store: RunStore,

@@ -51,7 +51,7 @@ class DataCache:
         self._kept: OrderedDict[str, str] = OrderedDict()  # on disk only: version's key to name; oldest use first
         self._latest: dict[str, Version] = {}  # of each path in _clean
         self._used = 0  # bytes on the disk when it was last measured, and kept since; guarded by _lock
-        self._claimed = 0  # bytes about to be kept; guarded by _lock
+        self._reserved = 0  # bytes about to be kept; guarded by _lock
         self.data = directory / "data"
         make_private(self.data)
         self._lock_fd = lock_directory(directory)
@@ -74,11 +74,11 @@ class DataCache:
     def for_entry(self, entry: Entry) -> Content:
         """The content of a stored version, shared by all who open it."""
         with self._lock:
-            content = self._clean.get(entry.version)
+            content = self._clean.get(entry.fingerprint)
             if content is None:
                 content = self._load(entry) or self._new(entry)
                 self._insert(entry, content)
-            self._clean.move_to_end(entry.version)
+            self._clean.move_to_end(entry.fingerprint)
             return content
 
     def _new(self, entry: Entry) -> Content:
@@ -95,20 +95,20 @@ class DataCache:
             self,
             size=entry.size,
             source=Source(self._client, entry, link=link),
-            log=RangeLog(log_of(backing, key_of(entry.version)), entry),
+            log=RangeLog(log_of(backing, key_of(entry.fingerprint)), entry),
             ancestor=None if before is None or before.size < growth.LEAST else before,
         )
 
     def _load(self, entry: Entry) -> Content | None:
         """A content that an earlier mount, or this one a while ago, has kept on disk."""
-        key = key_of(entry.version)
+        key = key_of(entry.fingerprint)
         name = self._kept.pop(key, None)
         if name is None:
             return None
         backing = self.data / name
         path = log_of(backing, key)
         record = rangelog.load(path)
-        if record is None or record.version != entry.version or size_of(backing) != entry.size:
+        if record is None or record.version != entry.fingerprint or size_of(backing) != entry.size:
             path.unlink(missing_ok=True)
             backing.unlink(missing_ok=True)
             return None
@@ -124,8 +124,8 @@ class DataCache:
 
     def _insert(self, entry: Entry, content: Content) -> None:
         """Into the table; what has not been used for long leaves it, and stays on disk."""
-        self._clean[entry.version] = content
-        self._latest[entry.path] = entry.version
+        self._clean[entry.fingerprint] = content
+        self._latest[entry.path] = entry.fingerprint
         if len(self._clean) > LOADED:
             version, oldest = next(iter(self._clean.items()))
             if not oldest.in_use:
@@ -138,7 +138,7 @@ class DataCache:
         if path is not None and self._latest.get(path) == version:
             del self._latest[path]
 
-    def disown(self, content: Content) -> None:
+    def unshare(self, content: Content) -> None:
         """The content is about to differ from the stored version: others must not find it any more."""
         with self._lock:
             for version, found in self._clean.items():
@@ -150,13 +150,13 @@ class DataCache:
                     del self._kept[key]
         content.make_local(log_of(content.backing, LOCAL))
 
-    def own(self, entry: Entry, content: Content) -> None:
+    def share(self, entry: Entry, content: Content) -> None:
         """It does not differ after all."""
-        content.make_shared(log_of(content.backing, key_of(entry.version)))
+        content.make_shared(log_of(content.backing, key_of(entry.fingerprint)))
         with self._lock:
             self._insert(entry, content)
 
-    def discard(self, content: Content) -> None:
+    def drop_version(self, content: Content) -> None:
         """The service has something else under this version: who opens the file next shall not find it."""
         with self._lock:
             found = [version for version, known in self._clean.items() if known is content]
@@ -168,12 +168,12 @@ class DataCache:
     def empty(self) -> Content:
         return Content(self._fresh(), self)
 
-    def adopt(self, entry: Entry, content: Content) -> None:
+    def accept_as(self, entry: Entry, content: Content) -> None:
         """A content made here turned out to be the service's version `entry`: keep it as its cache."""
-        log = RangeLog(log_of(content.backing, key_of(entry.version)), entry)
+        log = RangeLog(log_of(content.backing, key_of(entry.fingerprint)), entry)
         content.make_clean(Source(self._client, entry), log)
         with self._lock:
-            replaced = self._clean.get(entry.version)
+            replaced = self._clean.get(entry.fingerprint)
             if replaced is not None and replaced is not content:
                 replaced.evict()
             self._insert(entry, content)
@@ -187,7 +187,7 @@ class DataCache:
         if size == 0:
             return self.empty()
         held = replace(held, backing=self._fresh().name)
-        with self.claim(disk_usage(content.backing)):  # at most; shared blocks are counted twice
+        with self.reserve(disk_usage(content.backing)):  # at most; shared blocks are counted twice
             try:
                 copy_file(content.backing, self.data / held.backing, size)
             except OSError as error:
@@ -255,7 +255,7 @@ class DataCache:
     # -- the limit -------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def claim(self, size: int) -> Iterator[None]:
+    def reserve(self, size: int) -> Iterator[None]:
         """Room for `size` more bytes while they are being kept, made by eviction if need be. Raises NoSpace.
 
         The disk's last bytes are left to the journal: what is there can be uploaded, or removed, whatever happens.
@@ -270,12 +270,12 @@ class DataCache:
                     raise NoSpace(f"the cache is full of data that waits for upload ({self._limit} bytes)")
                 if self._disk_lacks(size) > 0:
                     raise NoSpace("the cache's disk is full")
-            self._claimed += size
+            self._reserved += size
         try:
             yield
         finally:
             with self._lock:
-                self._claimed -= size
+                self._reserved -= size
                 self._used += size
 
     def _lacking(self, size: int) -> int:
@@ -283,12 +283,12 @@ class DataCache:
         return max(self._limit_lacks(size), self._disk_lacks(size))
 
     def _limit_lacks(self, size: int) -> int:
-        return self._used + self._claimed + size - self._limit
+        return self._used + self._reserved + size - self._limit
 
     def _disk_lacks(self, size: int) -> int:
         disk = os.statvfs(self.data)
         reserve = min(RESERVE, disk.f_blocks * disk.f_frsize // 32)
-        return self._claimed + size + reserve - disk.f_bavail * disk.f_frsize
+        return self._reserved + size + reserve - disk.f_bavail * disk.f_frsize
 
     def _measure(self) -> None:
         self._used = sum(disk_usage(file) for file in self.data.iterdir())

@@ -46,13 +46,13 @@ from cloudsimfs.waiting import Interrupted, never
 BLOCK = 1 << 20  # bytes read from disk at a time for an upload
 
 
-class Room(Protocol):
+class CacheSpace(Protocol):
     """What a content asks of the cache directory."""
 
     pool: FetchPool
     most_ahead: int  # bytes a reader's window may have
 
-    def claim(self, size: int) -> AbstractContextManager[None]:
+    def reserve(self, size: int) -> AbstractContextManager[None]:
         """Space for bytes while they are being kept. Entering it raises NoSpace."""
 
 
@@ -64,7 +64,7 @@ class Content:
     def __init__(
         self,
         backing: Path,
-        room: Room,
+        room: CacheSpace,
         *,
         size: int = 0,
         source: Source | None = None,
@@ -253,7 +253,7 @@ class Content:
             self._file.wait_for_fills_locked(offset, offset + len(data))
             view, done = memoryview(data), 0
             try:
-                with self._room.claim(len(data)):
+                with self._room.reserve(len(data)):
                     while done < len(data):  # a nearly full disk may take a part only
                         done += self._file.write_locked(view[done : done + SLICE], offset + done)
             except CloudsimfsError:
@@ -370,8 +370,8 @@ class Content:
     def end_locked(self) -> int:
         return self._presence.end
 
-    def claim(self, size: int) -> AbstractContextManager[None]:
-        return self._room.claim(size)
+    def reserve(self, size: int) -> AbstractContextManager[None]:
+        return self._room.reserve(size)
 
     def keep(self, position: int, block: bytes | memoryview) -> bool:
         with self.lock:
@@ -413,7 +413,7 @@ class Content:
         ancestor.acquire()
         try:
             added = fetcher.source.read(size, self.size)
-            flight.claims.enter_context(self.claim(self.size))
+            flight.claims.enter_context(self.reserve(self.size))
             if growth.proves(fetcher.source.etag, itertools.chain(ancestor.clean_blocks(), [added])):
                 for number, block in enumerate(ancestor.clean_blocks()):
                     fetcher.arrive(flight, number * BLOCK, block)

@@ -39,7 +39,7 @@ def make_directory(directory: Path) -> None:
 def with_log(data: Path, held: ContentState) -> tuple[ContentState, Record | None]:
     """What a journal row tells of bytes in the folder `data`, and what was fetched and cut off since: the log's."""
     record = rangelog.load(log_of(data / held.backing, LOCAL))
-    if held.source is None or record is None or record.version != held.source.version:
+    if held.source is None or record is None or record.version != held.source.fingerprint:
         return held, None
     end, present = min(held.remote_end, record.end), (*held.present, *record.present)
     return replace(held, remote_end=end, present=present), record

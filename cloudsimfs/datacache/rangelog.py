@@ -102,7 +102,7 @@ class RangeLog:
     ) -> None:
         """Write it anew, in one step. `end` is where the version's bytes end, if the file was cut."""
         self.close()
-        header = {"version": self._entry.version, "path": self._entry.path, "boot": boot_id()}
+        header = {"version": self._entry.fingerprint, "path": self._entry.path, "boot": boot_id()}
         lines = [json.dumps(header)]
         lines += [] if end is None else [f"c {end}"]
         lines += [] if etag is None else [f"e {etag}"]

@@ -78,7 +78,7 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """All or nothing of what this thread runs inside, and of what it has said in `if_undone`; nests.
+        """All or nothing of what this thread runs inside, and of what it has said in `on_rollback`; nests.
 
         Statements are collected and run at the end, so that the lock, the last in the order, is not held while the
         caller takes others.
@@ -100,13 +100,13 @@ class Database:
         for act in batch.afterwards:
             act()
 
-    def if_undone(self, act: Callable[[], object]) -> None:
+    def on_rollback(self, act: Callable[[], object]) -> None:
         """Call `act` if the transaction this thread is in comes to nothing, the last one first; it must not fail."""
         batch = self._batch
         if batch is not None:
             batch.undo.append(act)
 
-    def after_commit(self, act: Callable[[], object]) -> None:
+    def on_commit(self, act: Callable[[], object]) -> None:
         """Call `act` when what this thread has run is committed: what cannot be undone comes last."""
         batch = self._batch
         if batch is None:

@@ -42,8 +42,8 @@ from cloudsimfs.journal.database import Database, rows_of
 from cloudsimfs.journal.rows import (
     DraftRow,
     FileRow,
-    GoneRow,
     LaunchRow,
+    TombstoneRow,
     pack,
     pack_bytes,
     unpack,
@@ -175,21 +175,22 @@ class Journal:
 
     def is_empty(self) -> bool:
         """Whether nothing is recorded that is only here."""
-        return not (self.files() or self.drafts() or self.folders() or self.gone() or self.launches())
+        return not (self.files() or self.drafts() or self.folders() or self.tombstones() or self.launches())
 
     def transaction(self) -> AbstractContextManager[None]:
-        """All or nothing of what this thread saves inside, and of what it has said in `if_undone`; nests. The lock is
-        taken at its end only.
+        """All or nothing of what this thread saves inside, and of what it has said in `on_rollback`; nests.
+
+        The lock is taken at its end only.
         """
         return self._db.transaction()
 
-    def if_undone(self, act: Callable[[], object]) -> None:
+    def on_rollback(self, act: Callable[[], object]) -> None:
         """Call `act` if the transaction this thread is in comes to nothing, the last one first; it must not fail."""
-        self._db.if_undone(act)
+        self._db.on_rollback(act)
 
-    def after_commit(self, act: Callable[[], object]) -> None:
+    def on_commit(self, act: Callable[[], object]) -> None:
         """Call `act` when what this thread has saved is committed: what cannot be undone comes last."""
-        self._db.after_commit(act)
+        self._db.on_commit(act)
 
     def sync(self) -> None:
         """fsync what was committed so far (step 4)."""
@@ -286,7 +287,7 @@ class Journal:
     def folders(self) -> list[str]:
         return [path for (path,) in self._db.rows("SELECT path FROM folder ORDER BY path")]
 
-    def save_gone(self, row: GoneRow) -> None:
+    def save_tombstone(self, row: TombstoneRow) -> None:
         self._db.run(
             "INSERT OR REPLACE INTO gone VALUES (?,?,?,?,?,?)",
             row.path,
@@ -297,13 +298,13 @@ class Journal:
             row.done,
         )
 
-    def drop_gone(self, path: str) -> None:
+    def drop_tombstone(self, path: str) -> None:
         self._db.run("DELETE FROM gone WHERE path = ?", path)
 
-    def gone(self) -> list[GoneRow]:
+    def tombstones(self) -> list[TombstoneRow]:
         rows = self._db.rows("SELECT * FROM gone ORDER BY rowid")
         return [
-            GoneRow(
+            TombstoneRow(
                 path=path,
                 entry=unpack(entry),
                 is_dir=bool(is_dir),

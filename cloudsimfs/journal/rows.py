@@ -38,7 +38,7 @@ class DraftRow:
 
 
 @dataclass(frozen=True, slots=True)
-class GoneRow:
+class TombstoneRow:
     """One row of `gone`; see the schema."""
 
     path: str

@@ -120,12 +120,12 @@ class ListingCache:
                 return age <= CHANGING_TTL
             if self._fresh.get(path) is listing and listing.asked_at != NEVER:
                 return True
-            steady = any(paths.is_below(path, folder) for folder in self._steady)
+            steady = any(paths.is_within(path, folder) for folder in self._steady)
         return age < (self._ttl if steady else self._ttl * self._stretch())
 
     def _is_changing_locked(self, path: str, now: float) -> bool:
         self._changing = {folder: until for folder, until in self._changing.items() if until >= now}
-        return any(paths.is_below(path, folder) for folder in self._changing)
+        return any(paths.is_within(path, folder) for folder in self._changing)
 
     @property
     def bytes_known(self) -> int:
@@ -169,7 +169,7 @@ class ListingCache:
     def forget(self, path: str) -> None:
         """The directory and all inside it are gone from the service."""
         with self._lock:
-            gone = [key for key in self._known if paths.is_below(key, path)]
+            gone = [key for key in self._known if paths.is_within(key, path)]
             for key in gone:
                 self._bytes -= total_size(self._known.pop(key).names)
                 self._fresh.pop(key, None)
@@ -195,7 +195,7 @@ class ListingCache:
         """The next question about this directory (with `below`: and all inside it) asks the service."""
         with self._lock:
             self._invalidated.note(path, self._clock.monotonic(), below=below)
-            keys = [key for key in self._known if paths.is_below(key, path)] if below else [path]
+            keys = [key for key in self._known if paths.is_within(key, path)] if below else [path]
             for key in keys:
                 self._fresh.pop(key, None)
                 if key in self._known:
@@ -207,7 +207,7 @@ class ListingCache:
             self._changing[path] = self._clock.monotonic() + seconds
         self.invalidate(path, below=True)
         with self._lock:
-            return {key: set(listing.names) for key, listing in self._known.items() if paths.is_below(key, path)}
+            return {key: set(listing.names) for key, listing in self._known.items() if paths.is_within(key, path)}
 
 
 class Invalidations:

@@ -261,7 +261,7 @@ class DCache:
 
     def _wants_everything(self, path: str, since: float | None) -> bool:
         """Whether this question is best answered by listing all there is."""
-        paged = self._client.version == "v2"
+        paged = self._client.api_version == "v2"
         if since is not None:
             return paged and self._walks.may_list_everything()
         return self._walks.wants_everything(path, self._folders_beside(path), paged=paged)
@@ -324,7 +324,7 @@ class DCache:
         entry = self.entry(path, since=since)
         return entry is not None and entry.is_dir and entry.id == entry_id
 
-    def measured(self, entry: Entry) -> Entry:
+    def fetch_size(self, entry: Entry) -> Entry:
         """A file's entry with its size, which the listing did not tell: asked for once per version."""
         found = self._client.measure(entry)
         self._cache.replace(entry, found)

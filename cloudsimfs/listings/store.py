@@ -116,7 +116,7 @@ class ListingStore:
             pending = self._pending.get(path)
             if pending is not None:
                 return pending[0], dict(pending[1])
-            if any(item is None and paths.is_below(path, gone) for gone, item in self._pending.items()):
+            if any(item is None and paths.is_within(path, gone) for gone, item in self._pending.items()):
                 return None
         with self._lock:
             row = self._db.execute("SELECT asked_at, entries FROM listing WHERE path = ?", (path,)).fetchone()

@@ -59,7 +59,7 @@ class Target(Protocol):
     def keep(self, position: int, block: bytes | memoryview) -> bool:
         """Keep fetched bytes where nothing is present yet; False if nobody wants them any more."""
 
-    def claim(self, size: int) -> AbstractContextManager[None]:
+    def reserve(self, size: int) -> AbstractContextManager[None]:
         """Room for bytes while they are being kept. Entering it raises NoSpace."""
 
     def end_locked(self) -> int:
@@ -214,7 +214,7 @@ class Fetcher:
 
     def _transfer(self, flight: Flight) -> None:
         """Bring the flight's bytes, going on where a connection broke. Raises CloudsimfsError."""
-        flight.claims.enter_context(self._target.claim(flight.end - flight.start))
+        flight.claims.enter_context(self._target.reserve(flight.end - flight.start))
         failures = 0
         while True:
             before = flight.position
@@ -252,7 +252,7 @@ class Fetcher:
             flight.whole = True
             flight.start = flight.position = 0
             flight.end = self._target.end_locked()
-        flight.claims.enter_context(self._target.claim(max(0, flight.end - size)))
+        flight.claims.enter_context(self._target.reserve(max(0, flight.end - size)))
         return True
 
     def arrive(self, flight: Flight, position: int, block: bytes | memoryview) -> bool:

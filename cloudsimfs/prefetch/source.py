@@ -1,7 +1,8 @@
 """One version of a file on the service: a signed URL and the ranges read from it.
 
 All bytes come from one version (docs/architecture.md, invariant 5): its ETag and size are checked on every
-reply. Threading: a `Source` may be read by any number of threads; its lock is a leaf, and not held across the network.
+reply. Threading: a `Source` may be read by any number of threads; its lock is a leaf, not held across
+the network.
 """
 
 from __future__ import annotations

@@ -16,14 +16,14 @@ from cloudsimfs.errors import LinkExpired, NotFound, Refused
 from cloudsimfs.paths import is_safe_name
 from cloudsimfs.runs.runs import Runs
 from cloudsimfs.runs.store import RunStore
-from cloudsimfs.service import Client, Download, Picture, Simulation
+from cloudsimfs.service import Client, Download, Image, Simulation
 
 LARGEST = 64 << 20  # bytes
 KEPT = 64  # pictures of active runs in memory
 _BASE64 = re.compile(r"[A-Za-z0-9+/\s]{16,}={0,2}\s*")
 
 
-class Pictures:
+class Images:
     """`ttl` in seconds: how long the picture of an active run is believed."""
 
     def __init__(self, client: Client, runs: Runs, store: RunStore, *, ttl: float, clock: Clock) -> None:
@@ -70,13 +70,13 @@ class Pictures:
         return data
 
     @staticmethod
-    def _find(run: Simulation, name: str) -> Picture:
+    def _find(run: Simulation, name: str) -> Image:
         found = next((picture for picture in run.images if picture.name == name), None)
         if found is None:
             raise NotFound(f"run {run.id} has no picture {name}")
         return found
 
-    def _load(self, run_id: int, picture: Picture) -> bytes:
+    def _load(self, run_id: int, picture: Image) -> bytes:
         if picture.source:
             try:
                 return self._bytes_of(picture)
@@ -85,7 +85,7 @@ class Pictures:
         self._runs.renew_log(run_id)  # its reply has a new link
         return self._bytes_of(self._find(self._runs.get(run_id), picture.name))
 
-    def _bytes_of(self, picture: Picture) -> bytes:
+    def _bytes_of(self, picture: Image) -> bytes:
         source = picture.source
         if not source.startswith(("http://", "https://")):
             return _decoded(picture)
@@ -98,7 +98,7 @@ class Pictures:
         return bytes(data)
 
 
-def _decoded(picture: Picture) -> bytes:
+def _decoded(picture: Image) -> bytes:
     """A `data:` URL (RFC 2397), or bare base64."""
     head, comma, body = picture.source.partition(",") if picture.source.startswith("data:") else ("", "", "")
     if comma and not head.endswith(";base64"):

@@ -30,7 +30,7 @@ from cloudsimfs.errors import (
     TryAgain,
 )
 from cloudsimfs.journal.journal import Journal
-from cloudsimfs.runs.options import Lookups, check_value
+from cloudsimfs.runs.options import LaunchOptions, check_value
 from cloudsimfs.runs.runs import Runs
 from cloudsimfs.service import Client, LaunchRequest, Simulation, Urgency
 
@@ -57,7 +57,7 @@ class Storage(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class LaunchCommand:
     """A launch as its words ask for it. `key`: never launch twice for it; `force`: forget an unresolved launch."""
 
     request: LaunchRequest
@@ -70,11 +70,18 @@ class Launcher:
     """`lock_file` is one for all processes that launch with this account."""
 
     def __init__(
-        self, client: Client, runs: Runs, lookups: Lookups, storage: Storage, journal: Journal, *, lock_file: Path
+        self,
+        client: Client,
+        runs: Runs,
+        options: LaunchOptions,
+        storage: Storage,
+        journal: Journal,
+        *,
+        lock_file: Path,
     ) -> None:
         self._client = client
         self._runs = runs
-        self._lookups = lookups
+        self._lookups = options
         self._storage = storage
         self._journal = journal
         self._lock_file = lock_file
@@ -132,7 +139,7 @@ class Launcher:
             self._journal.drop_launch(row)
             raise
 
-    def _earlier(self, asked: Asked) -> int | None:
+    def _earlier(self, asked: LaunchCommand) -> int | None:
         """The run of the same key, if there is one. Raises if an earlier launch must be cleared up first."""
         for row in self._journal.launches():
             same_key = row.token is not None and row.token == asked.key
@@ -173,7 +180,7 @@ class Launcher:
 
     # -- the words -----------------------------------------------------------------------------------------
 
-    def _asked(self, words: dict[str, str]) -> Asked:
+    def _asked(self, words: dict[str, str]) -> LaunchCommand:
         """Raises Invalid, NotFound or NotDirectory for what cannot be."""
         for name in ("nopre", *SWITCHES):
             if words.get(name, "0") not in ("0", "1"):
@@ -181,7 +188,7 @@ class Launcher:
                 raise Invalid(f"{name}={words[name]}: {hint}")
         folder = self._folder("folder", words["folder"])
         mesh = self._folder("mesh", words["mesh"]) if "mesh" in words else None
-        if mesh is not None and self._client.version == "v1":
+        if mesh is not None and self._client.api_version == "v1":
             raise Invalid("mesh: API v1 takes none; leave it out, or mount with --api v2")
         self._lookups.check("cpu", "cpu", words["cpu"])
         self._lookups.check("ram", "ram", words["ram"])
@@ -191,7 +198,7 @@ class Launcher:
                 self._storage.check_folder(path)
         nopre = int(words["nopre"]) if "nopre" in words else None
         request = LaunchRequest(words["cpu"], words["ram"], words["script"], folder, nopre, mesh)
-        return Asked(request, words.get("key"), words.get("force") == "1", words.get("dry-run") == "1")
+        return LaunchCommand(request, words.get("key"), words.get("force") == "1", words.get("dry-run") == "1")
 
     def _folder(self, word: str, text: str) -> str:
         path = self._storage.storage_path(text)
@@ -209,7 +216,7 @@ def _is_run_of(run: Simulation, wanted: LaunchRequest) -> bool:
     return (str(run.cpu), run.ram, run.script, run.folder) == (wanted.cpu, wanted.ram, wanted.script, wanted.folder)
 
 
-def _same(request: LaunchRequest, asked: Asked, run_id: int) -> int:
+def _same(request: LaunchRequest, asked: LaunchCommand, run_id: int) -> int:
     """The run of a key, if the words are the same as then."""
     if request != asked.request:
         raise Invalid(f"key={asked.key} has launched run {run_id} with other words; take a new key for another run")

@@ -20,7 +20,7 @@ DOUBT_TTL = 600.0  # seconds, if a value is wanted that is not among them
 HOLD = 30.0  # seconds what could not be renewed serves before the service is asked again
 
 
-class Lookups:
+class LaunchOptions:
     def __init__(self, client: Client, store: RunStore, *, clock: Clock) -> None:
         self._store = store
         self._clock = clock

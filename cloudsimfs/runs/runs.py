@@ -261,7 +261,7 @@ class Runs:
 
     def _is_v1(self) -> bool:
         try:
-            return self._client.version == "v1"
+            return self._client.api_version == "v1"
         except ServiceError:  # not found out yet, and it cannot be now
             return False
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudsimfs.host.disk import make_private
-from cloudsimfs.service import Picture, Simulation
+from cloudsimfs.service import Image, Simulation
 
 log = logging.getLogger(__name__)
 
@@ -120,7 +120,7 @@ class RunStore:
 
 
 def _simulation(values: dict[str, Any]) -> Simulation:
-    pictures = tuple(Picture(**each) for each in values["images"])
+    pictures = tuple(Image(**each) for each in values["images"])
     return Simulation(**{**values, "images": pictures}, output=None)
 
 

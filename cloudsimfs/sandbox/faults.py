@@ -132,11 +132,11 @@ class Faults:
         with self._lock:
             return list(self._faults)
 
-    def due(self, operation: str, version: int, subject: str) -> Fired:
+    def due(self, operation: str, version: int, subject: str) -> ActiveFaults:
         """The faults this request meets; counts them as fired."""
         with self._lock:
             fired = [f for f in self._faults if f.matches(operation, version, subject) and _fires(f)]
-        return Fired(fired)
+        return ActiveFaults(fired)
 
     def _remove(self, faults: Iterable[Fault]) -> None:
         with self._lock:
@@ -145,7 +145,7 @@ class Faults:
             self._faults = [fault for fault in self._faults if not fault.removed]
 
 
-class Fired:
+class ActiveFaults:
     """The faults one request meets."""
 
     def __init__(self, faults: list[Fault]) -> None:

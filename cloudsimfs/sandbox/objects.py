@@ -21,7 +21,7 @@ from aiohttp import ClientError, web
 
 from cloudsimfs.sandbox import wire
 from cloudsimfs.sandbox.blobs import Blob, etag_of
-from cloudsimfs.sandbox.faults import Fired
+from cloudsimfs.sandbox.faults import ActiveFaults
 from cloudsimfs.sandbox.log import Call
 from cloudsimfs.sandbox.settings import Clock, Settings
 from cloudsimfs.sandbox.store import Store, Visible
@@ -105,7 +105,7 @@ class Objects:
         link = self._links.find(token)
         return link.path if link else ""
 
-    async def answer(self, request: web.BaseRequest, token: str, fired: Fired, call: Call) -> Reply:
+    async def answer(self, request: web.BaseRequest, token: str, fired: ActiveFaults, call: Call) -> Reply:
         """Process one request. Raises Dropped when the body did not arrive whole."""
         link = self._links.find(token)
         query = request.query
@@ -155,7 +155,7 @@ class Objects:
             return None, None
         return Blob(len(data), etag_of(data), data=data), None
 
-    async def _put(self, request: web.BaseRequest, link: Link, fired: Fired, call: Call) -> Reply:
+    async def _put(self, request: web.BaseRequest, link: Link, fired: ActiveFaults, call: Call) -> Reply:
         if request.headers.get("Content-Type") != UPLOAD_TYPE:
             return xml_reply(403, "SignatureDoesNotMatch", f"Content-Type must be {UPLOAD_TYPE}.")
         if request.content_length is None:

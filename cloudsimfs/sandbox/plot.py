@@ -1,4 +1,4 @@
-"""Pictures of a computation: a PNG writer, a residual plot, a temperature map. Standard library only.
+"""Images of a computation: a PNG writer, a residual plot, a temperature map. Standard library only.
 
 Pure but for `write_atomically`. Must never need more than the numbers it is given.
 """

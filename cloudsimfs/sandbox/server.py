@@ -19,7 +19,7 @@ from cloudsimfs import paths
 from cloudsimfs.sandbox import faults as fault_module
 from cloudsimfs.sandbox import odd, wire
 from cloudsimfs.sandbox.api import ApiRequest, Limits, Redirect, Refusal, Route
-from cloudsimfs.sandbox.faults import Faults, Fired
+from cloudsimfs.sandbox.faults import ActiveFaults, Faults
 from cloudsimfs.sandbox.log import Call, CallLog
 from cloudsimfs.sandbox.objects import Objects
 from cloudsimfs.sandbox.settings import Clock, Settings
@@ -92,7 +92,7 @@ class Server:
             return web.Response(status=500)  # the connection is gone: this goes nowhere
 
     def _process(
-        self, version: int, route: Route, request: web.Request, data: dict[str, Any] | None, fired: Fired
+        self, version: int, route: Route, request: web.Request, data: dict[str, Any] | None, fired: ActiveFaults
     ) -> Reply:
         try:
             self._authorise(version, request)
@@ -170,7 +170,7 @@ class Server:
         call = Call(self._clock.now(), request.method, request.path, operation, version, subject)
         return self._calls.add(call)
 
-    async def _send(self, request: web.Request, reply: Reply, fired: Fired, call: Call) -> web.StreamResponse:
+    async def _send(self, request: web.Request, reply: Reply, fired: ActiveFaults, call: Call) -> web.StreamResponse:
         self._calls.finish(call, reply.status)
         reply.headers.setdefault("Date", formatdate(self._clock.now(), usegmt=True))
         try:
@@ -229,7 +229,7 @@ async def _form(request: web.Request) -> dict[str, Any]:
     return data
 
 
-def _answer(version: int, value: Any, fired: Fired) -> Reply:
+def _answer(version: int, value: Any, fired: ActiveFaults) -> Reply:
     """A value in its version's envelope, or as an `odd` fault has it."""
     fault = fired.get("odd")
     variation = fault.variation if fault else None

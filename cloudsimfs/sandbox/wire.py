@@ -18,7 +18,7 @@ from xml.sax.saxutils import escape
 
 from aiohttp import web
 
-from cloudsimfs.sandbox.faults import Fault, Fired
+from cloudsimfs.sandbox.faults import ActiveFaults, Fault
 from cloudsimfs.sandbox.log import Call
 from cloudsimfs.sandbox.settings import Settings
 
@@ -76,75 +76,77 @@ def reset(request: web.BaseRequest) -> Dropped:
     return Dropped()
 
 
-async def before(request: web.BaseRequest, fired: Fired, settings: Settings) -> Reply | None:
+async def before(request: web.BaseRequest, faults: ActiveFaults, settings: Settings) -> Reply | None:
     """Play the faults that come before a request is processed. Raises Dropped."""
-    delay = settings.latency + sum(fault.seconds or 0.0 for fault in fired.all("latency"))
+    delay = settings.latency + sum(fault.seconds or 0.0 for fault in faults.all("latency"))
     if delay:
         await asyncio.sleep(delay)
-    for hang in fired.all("hang"):
+    for hang in faults.all("hang"):
         await _hang(request, hang)
-    if fired.get("reset"):
+    if faults.get("reset"):
         raise reset(request)
-    return _instead(fired)
+    return _instead(faults)
 
 
-def _instead(fired: Fired) -> Reply | None:
+def _instead(faults: ActiveFaults) -> Reply | None:
     """The answer a fault gives in the request's place."""
-    if fault := fired.get("redirect"):
+    if fault := faults.get("redirect"):
         return Reply(fault.status, headers={"Location": fault.url or ""})
-    if fault := fired.get("expired"):
+    if fault := faults.get("expired"):
         return xml_reply(fault.status, "ExpiredToken", "The provided token has expired.")
-    if fault := fired.get("html"):
+    if fault := faults.get("html"):
         return Reply(fault.status, (fault.body or _PAGE).encode(), "text/html")
-    if fault := fired.get("errors200"):
+    if fault := faults.get("errors200"):
         return json_reply(200, {"errors": [fault.body or "A technical problem has occurred, try again later."]})
-    if fault := fired.get("status"):
+    if fault := faults.get("status"):
         headers = {} if fault.retry_after is None else {"Retry-After": f"{fault.retry_after}"}
         return Reply(fault.status, (fault.body or "").encode(), headers=headers)
     return None
 
 
 async def send(
-    request: web.BaseRequest, reply: Reply, fired: Fired, settings: Settings, call: Call
+    request: web.BaseRequest, reply: Reply, faults: ActiveFaults, settings: Settings, call: Call
 ) -> web.StreamResponse:
     """Send a reply, whole or as the faults have it. Raises Dropped."""
     try:
-        return await _send(request, reply, fired, settings, call)
+        return await _send(request, reply, faults, settings, call)
     finally:
         if reply.stream is not None:
             reply.stream.close()
 
 
 async def _send(
-    request: web.BaseRequest, reply: Reply, fired: Fired, settings: Settings, call: Call
+    request: web.BaseRequest, reply: Reply, faults: ActiveFaults, settings: Settings, call: Call
 ) -> web.StreamResponse:
-    if fired.get("drop_reply"):
+    if faults.get("drop_reply"):
         raise reset(request)
     response = web.StreamResponse(status=reply.status, headers=reply.headers)
     if reply.status not in (204, 304):
         response.content_type = reply.content_type
         response.content_length = reply.length
-    length, cut = reply.length, fired.get("truncate")
+    length, cut = reply.length, faults.get("truncate")
     if cut:
         length = min(length, reply.length // 2 if cut.amount is None else cut.amount)
         response.force_close()
     await response.prepare(request)
     if request.method != "HEAD" and length:
-        await _send_body(request, response, reply, length, _rate(fired, settings), call)
+        await _send_body(request, response, reply, length, _rate(faults, settings), call)
     if cut and request.transport is not None:
         request.transport.close()
     return response
 
 
-async def receive(request: web.BaseRequest, fired: Fired, settings: Settings, call: Call) -> AsyncIterator[bytes]:
+async def receive(
+    request: web.BaseRequest, faults: ActiveFaults, settings: Settings, call: Call
+) -> AsyncIterator[bytes]:
     """The request's body in chunks, at the pace ordered. Raises Dropped, or what aiohttp does for a cut."""
-    pace, cut = _Pace(_rate(fired, settings)), fired.get("truncate")
+    pace, cut = _Pace(_rate(faults, settings)), faults.get("truncate")
     async for chunk in request.content.iter_chunked(4 * _CHUNK):
         call.bytes += len(chunk)
         if cut and call.bytes > (cut.amount or 0):
             raise reset(request)
         await pace.spent(len(chunk))
-        if fired.get("corrupt") and call.bytes == len(chunk):
+        if faults.get("corrupt") and call.bytes == len(chunk):
             chunk = bytes([chunk[0] ^ 1]) + chunk[1:]
         yield chunk
 
@@ -184,8 +186,8 @@ async def _hang(request: web.BaseRequest, fault: Fault) -> None:
         await asyncio.sleep(_TICK)
 
 
-def _rate(fired: Fired, settings: Settings) -> float:
-    rates = [fault.rate for fault in fired.all("slow")]
+def _rate(faults: ActiveFaults, settings: Settings) -> float:
+    rates = [fault.rate for fault in faults.all("slow")]
     if settings.bandwidth:
         rates.append(settings.bandwidth)
     return min(rates, default=0.0)

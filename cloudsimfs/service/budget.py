@@ -73,7 +73,7 @@ class _Window:
         self.period = period
         self._setting = setting
         self._told_limit: int | None = None  # None: never reported; 0: unlimited
-        self._told_at: float | None = None
+        self._invalidated_at: float | None = None
         self._told_serial = 0  # calls up to this serial may be older than the last report
         self._told = 0
         self._unreported = 0
@@ -100,10 +100,10 @@ class _Window:
 
     def roll(self, now: float) -> None:
         """Start a new period if it is due."""
-        stale = self._told_at is None or now - self._told_at >= self.period
-        if self._told_at is not None and stale and not self.known:
+        stale = self._invalidated_at is None or now - self._invalidated_at >= self.period
+        if self._invalidated_at is not None and stale and not self.known:
             self._told = self._unreported = 0
-            self._told_at = None
+            self._invalidated_at = None
         if now < self.ends:
             return
         if self.known or stale:
@@ -127,7 +127,7 @@ class _Window:
             self.ends, self.known = now + self.period, True
         if turned or used >= self._told:
             self._told, self._unreported = used, 0
-            self._told_at, self._told_serial = now, newest
+            self._invalidated_at, self._told_serial = now, newest
             self._probe_at = None
 
     def room(self, in_flight: int, keep: int) -> float:
@@ -135,7 +135,7 @@ class _Window:
 
     def probe(self, in_flight: int, now: float) -> bool:
         """Whether one call may go although nothing is left, to see whether the period turned."""
-        if self._told_at is None or self.known:
+        if self._invalidated_at is None or self.known:
             return False
         if self._probe_at is None:
             wait = _PROBE if self.room(in_flight, 0) <= 0 else self.period

@@ -26,13 +26,13 @@ from cloudsimfs.redact import register_secret
 from cloudsimfs.service import entries, parsing, v1, v2
 from cloudsimfs.service.budget import Budget, Urgency
 from cloudsimfs.service.call import Call, Retry, Timeouts, Version
+from cloudsimfs.service.caller import ApiCaller, Outage, check_base_url
 from cloudsimfs.service.credentials import check_key
-from cloudsimfs.service.exchange import Exchange, Outage, check_base_url
 from cloudsimfs.service.model import Download, Entry, LaunchRequest, Signal, Simulation, Stored, View
 from cloudsimfs.service.paging import all_pages
 from cloudsimfs.service.retry import Retrier
-from cloudsimfs.service.transfer import Fetched, Store, opened
-from cloudsimfs.service.transport import Body, Progress, Reply, Wire
+from cloudsimfs.service.transfer import Fetched, ObjectStore, opened
+from cloudsimfs.service.transport import Body, HttpTransport, Progress, Reply
 from cloudsimfs.service.uploads import Uploads
 from cloudsimfs.service.versions import Versions, check_done
 
@@ -67,12 +67,12 @@ def connect(
     timeouts = timeouts or Timeouts()
     retrier = Retrier(retry or Retry(), clock, stop)
     budget = Budget(clock, stop, calls_per_hour)
-    wire = Wire(timeouts, clock, stop)
-    exchange = Exchange(
-        wire, budget, retrier, clock, timeouts, base_url=url, key=key, key_in_query=key_in_query, offline=offline
+    http = HttpTransport(timeouts, clock, stop)
+    caller = ApiCaller(
+        http, budget, retrier, clock, timeouts, base_url=url, key=key, key_in_query=key_in_query, offline=offline
     )
-    store = Store(wire, retrier, clock, timeouts, secure=url.startswith("https:"))
-    return Client(api, wire, exchange, store, retrier, budget, clock)
+    store = ObjectStore(http, retrier, clock, timeouts, secure=url.startswith("https:"))
+    return Client(api, http, caller, store, retrier, budget, clock)
 
 
 class Client:
@@ -81,17 +81,17 @@ class Client:
     def __init__(
         self,
         api: Literal["auto", "v1", "v2"],
-        wire: Wire,
-        exchange: Exchange,
-        store: Store,
+        http: HttpTransport,
+        caller: ApiCaller,
+        store: ObjectStore,
         retrier: Retrier,
         budget: Budget,
         clock: Clock,
     ) -> None:
         self.budget = budget
-        self._wire = wire
-        self._exchange = exchange
-        self._versions = Versions(api, exchange, clock)
+        self._http = http
+        self._caller = caller
+        self._versions = Versions(api, caller, clock)
         self._store = store
         self._uploads = Uploads(store, clock)
         self._retrier = retrier
@@ -104,22 +104,22 @@ class Client:
 
     def close(self) -> None:
         """Drop the pooled connections. Transfers still running end by themselves."""
-        self._wire.close()
+        self._http.close()
 
     @property
-    def version(self) -> Version:
+    def api_version(self) -> Version:
         """The API version in use; with `auto` the first look costs one call, which may raise."""
         return self._versions.in_use(Urgency.NORMAL)
 
     @property
     def clock_skew(self) -> float | None:
         """Seconds the service's clock is ahead of ours, as of its last reply; None if it did not say."""
-        return self._exchange.clock_skew
+        return self._caller.clock_skew
 
     @property
     def outage(self) -> Outage | None:
         """Since when no call has had an answer; None if the last one had, or none was made."""
-        return self._exchange.outage
+        return self._caller.outage
 
     # -- storage: names ---------------------------------------------------------------------------------
 
@@ -134,7 +134,7 @@ class Client:
 
     def _list_v1(self, entry_id: int, path: str, urgency: Urgency) -> list[Entry]:
         call = v1.list_directory(entry_id)
-        return entries.listing(call, self._exchange.call(call, urgency), path)
+        return entries.listing(call, self._caller.call(call, urgency), path)
 
     def list_page(self, entry_id: int, path: str, page: int, *, urgency: Urgency = Urgency.NORMAL) -> list[Entry]:
         """v2: page `page` (from 1) of a folder, by name. Raises NotOffered in v1, which has no pages."""
@@ -144,13 +144,13 @@ class Client:
 
     def _page(self, entry_id: int, path: str, page: int, urgency: Urgency) -> tuple[list[Any], list[Entry]]:
         call = v2.list_page(entry_id, page)
-        sent = parsing.items(call, self._exchange.call(call, urgency), "a listing")
+        sent = parsing.items(call, self._caller.call(call, urgency), "a listing")
         return sent, entries.listing(call, sent, path)
 
     def list_all(self, *, urgency: Urgency = Urgency.NORMAL) -> list[Entry]:
         """Every entry of the storage in one call, v1's, also for v2 accounts. It can be large."""
         call = v1.list_all()
-        reply = self._exchange.call(call, urgency, entries.entry_hook())
+        reply = self._caller.call(call, urgency, entries.entry_hook())
         return entries.listing(call, reply, None)
 
     def view(self, path: str, *, urgency: Urgency = Urgency.NORMAL) -> View | None:
@@ -160,14 +160,14 @@ class Client:
         _check_text(path)
         call = v2.view(path) if self._versions.in_use(urgency) == "v2" else v1.view(path)
         try:
-            return entries.view(call, self._exchange.call(call, urgency), path)
+            return entries.view(call, self._caller.call(call, urgency), path)
         except NoSuchEntry:
             return None
 
     def entry(self, entry_id: int, *, urgency: Urgency = Urgency.NORMAL) -> Entry:
         """One entry by its id; v1's call, also for v2 accounts. Raises NoSuchEntry."""
         call = v1.entry(entry_id)
-        return entries.entry(call, self._exchange.call(call, urgency))
+        return entries.entry(call, self._caller.call(call, urgency))
 
     def measure(self, entry: Entry, *, urgency: Urgency = Urgency.NORMAL) -> Entry:
         """A file's entry with its size, which its listing did not tell. Raises Refused if nothing tells it."""
@@ -220,7 +220,7 @@ class Client:
 
     def _upload_link(self, path: str, urgency: Urgency) -> str:
         call = v2.upload_url(path) if self._versions.in_use(urgency) == "v2" else v1.upload_url(path)
-        link = parsing.link(call, self._exchange.call(call, urgency))
+        link = parsing.link(call, self._caller.call(call, urgency))
         if link is None:
             raise BadReply(f"{call.label}: no upload link came")
         return link
@@ -257,7 +257,7 @@ class Client:
             if self._versions.lacks(name):
                 continue
             try:
-                link = parsing.link(call, self._exchange.call(call, urgency))
+                link = parsing.link(call, self._caller.call(call, urgency))
             except (NotOffered, NoSuchEntry):
                 if not name:
                     raise
@@ -287,7 +287,7 @@ class Client:
     def download_direct(self, entry_id: int, *, urgency: Urgency = Urgency.NORMAL) -> Fetched:
         """Open a whole file with one API call, v1's. Close what is returned."""
         call = v1.download_direct(entry_id)
-        reply = self._exchange.open(call, urgency)
+        reply = self._caller.open(call, urgency)
         if isinstance(reply, Reply):
             return opened(call.label, reply)
         return self._store.get(Download(reply))
@@ -317,11 +317,11 @@ class Client:
 
     def _simulations_v1(self, urgency: Urgency) -> list[Simulation]:
         call = v1.list_simulations()
-        return parsing.simulations(call, self._exchange.call(call, urgency))
+        return parsing.simulations(call, self._caller.call(call, urgency))
 
     def _simulations_page(self, page: int, urgency: Urgency) -> tuple[list[Any], list[Simulation]]:
         call = v2.simulations_page(page)
-        sent = parsing.items(call, self._exchange.call(call, urgency), "a list of simulations")
+        sent = parsing.items(call, self._caller.call(call, urgency), "a list of simulations")
         return sent, parsing.simulations(call, sent)
 
     def simulation(self, run_id: int, *, urgency: Urgency = Urgency.NORMAL) -> Simulation:
@@ -339,7 +339,7 @@ class Client:
             _check_text(text)
         call = v2.launch(request) if self._versions.in_use(urgency) == "v2" else v1.launch(request)
         try:
-            return parsing.launched(call, self._exchange.call(call, urgency))
+            return parsing.launched(call, self._caller.call(call, urgency))
         except BadReply as error:
             raise LaunchUnresolved(f"{error}; it may have started a run") from None
 
@@ -372,7 +372,7 @@ class Client:
         return parsing.options(*self._versions.either(v2.scripts(), v1.scripts(), urgency))
 
     def _do(self, call: Call, urgency: Urgency) -> None:
-        check_done(call, self._exchange.call(call, urgency))
+        check_done(call, self._caller.call(call, urgency))
 
 
 def _check_text(text: str) -> None:

@@ -32,7 +32,7 @@ class Entry:
         return paths.join(self.dirname, self.name)
 
     @property
-    def version(self) -> tuple[int, int, int]:
+    def fingerprint(self) -> tuple[int, int, int]:
         """What pins an open handle to one state of the file (docs/architecture.md, invariant 5): id, bytes, ns."""
         return (self.id, self.size, self.mtime_ns or 0)
 
@@ -61,7 +61,7 @@ class Signal(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class Image:
     """A run's picture: a name fit for a file, unique in its run, and where it is: a URL, or the picture itself as a
     `data:` URL or in base64. A URL may carry a signature: never log it.
     """
@@ -85,7 +85,7 @@ class Simulation:
     started: str = ""
     ended: str = ""
     output: str | None = None  # None: this call did not carry it
-    images: tuple[Picture, ...] = ()
+    images: tuple[Image, ...] = ()
     raw: Mapping[str, Any] = field(default_factory=dict)
 
     @property

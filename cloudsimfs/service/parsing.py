@@ -17,7 +17,7 @@ from cloudsimfs import paths
 from cloudsimfs.errors import BadReply
 from cloudsimfs.redact import redact
 from cloudsimfs.service.call import Call
-from cloudsimfs.service.model import Picture, RunStatus, Simulation
+from cloudsimfs.service.model import Image, RunStatus, Simulation
 
 log = logging.getLogger(__name__)
 
@@ -132,8 +132,8 @@ def _status(value: Any) -> int | None:
     return integer(value)
 
 
-def _pictures(value: Any) -> tuple[Picture, ...]:
-    found: dict[str, Picture] = {}
+def _pictures(value: Any) -> tuple[Image, ...]:
+    found: dict[str, Image] = {}
     for number, each in enumerate(value if isinstance(value, list) else (), 1):
         told = None
         if isinstance(each, dict):
@@ -142,7 +142,7 @@ def _pictures(value: Any) -> tuple[Picture, ...]:
         if isinstance(each, str) and each:
             name = _picture_name(told, each, number)
             name = name if name not in found else f"{number}-{name}"
-            found[name] = Picture(name, each)
+            found[name] = Image(name, each)
     return tuple(found.values())
 
 

@@ -24,11 +24,11 @@ from cloudsimfs.errors import (
     VersionChanged,
 )
 from cloudsimfs.service.call import Timeouts
-from cloudsimfs.service.exchange import joined
+from cloudsimfs.service.caller import joined
 from cloudsimfs.service.model import Download, Stored
 from cloudsimfs.service.parsing import excerpt
 from cloudsimfs.service.retry import Failed, Retrier
-from cloudsimfs.service.transport import HOPS, Body, Progress, Reply, Wire
+from cloudsimfs.service.transport import HOPS, Body, HttpTransport, Progress, Reply
 from cloudsimfs.service.v1 import CONTENT_TYPE
 
 _RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)")
@@ -81,11 +81,13 @@ class Fetched:
             raise BadReply(f"{self._label}: {got} of the announced {self.length} bytes came")
 
 
-class Store:
+class ObjectStore:
     """Transfers over signed URLs. With `secure`, links must be https."""
 
-    def __init__(self, wire: Wire, retrier: Retrier, clock: Clock, timeouts: Timeouts, *, secure: bool) -> None:
-        self._wire = wire
+    def __init__(
+        self, http: HttpTransport, retrier: Retrier, clock: Clock, timeouts: Timeouts, *, secure: bool
+    ) -> None:
+        self._http = http
         self._retrier = retrier
         self._clock = clock
         self._timeouts = timeouts
@@ -108,7 +110,7 @@ class Store:
                     digest.update(block)
                     yield block
 
-            with self._wire.upload(label, url, headers, size, hashed, progress) as reply:
+            with self._http.upload(label, url, headers, size, hashed, progress) as reply:
                 if not 200 <= reply.status < 300:
                     raise self._refusal(label, reply)
                 told = reply.error_content()  # also so that the connection can be used again
@@ -156,7 +158,7 @@ class Store:
     def _follow(self, label: str, url: str, headers: Mapping[str, str], deadline: float) -> Reply:
         for _ in range(HOPS + 1):
             self._check(label, url)
-            reply = self._wire.send(label, "GET", url, headers, deadline=deadline, read=self._timeouts.data)
+            reply = self._http.send(label, "GET", url, headers, deadline=deadline, read=self._timeouts.data)
             if reply.redirect is None:
                 return reply
             reply.close()

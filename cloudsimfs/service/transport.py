@@ -1,7 +1,7 @@
 """HTTP: pooled connections, timeouts, and the network's failures as the error tree. The one importer of
 requests.
 
-Thread-safe: one `Wire` serves any number of threads. It keeps no cookies, follows no redirect, takes proxies
+Thread-safe: one `HttpTransport` serves any number of threads. It keeps no cookies, follows no redirect, takes proxies
 but no passwords from the environment, and never adds a credential: its callers give the headers.
 """
 
@@ -211,7 +211,7 @@ class Reply:
         return Unreachable(f"{self._label}: the answer was cut off ({cause})")
 
 
-class Wire:
+class HttpTransport:
     """Sends single requests over pooled connections."""
 
     def __init__(self, timeouts: Timeouts, clock: Clock, stop: threading.Event) -> None:

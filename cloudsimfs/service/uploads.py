@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from cloudsimfs.clock import Clock
 from cloudsimfs.errors import LinkExpired, ServerFault, ServiceError, TimedOut, Unreachable
 from cloudsimfs.service.model import Stored
-from cloudsimfs.service.transfer import Store
+from cloudsimfs.service.transfer import ObjectStore
 from cloudsimfs.service.transport import Body, Progress
 
 _LINK_LIFE = 840.0  # seconds a link is kept; the store has the last word (LinkExpired)
@@ -31,7 +31,7 @@ IsListed = Callable[[Stored], bool]
 
 
 class Uploads:
-    def __init__(self, store: Store, clock: Clock) -> None:
+    def __init__(self, store: ObjectStore, clock: Clock) -> None:
         self._store = store
         self._clock = clock
         self._gate = Gate(clock)

@@ -19,7 +19,7 @@ from cloudsimfs.errors import KeyRefused, NoSuchEntry, NotOffered, Refused, Serv
 from cloudsimfs.service import parsing, v2
 from cloudsimfs.service.budget import Urgency
 from cloudsimfs.service.call import Call, Version
-from cloudsimfs.service.exchange import Exchange
+from cloudsimfs.service.caller import ApiCaller
 
 log = logging.getLogger(__name__)
 
@@ -29,8 +29,8 @@ T = TypeVar("T")
 
 
 class Versions:
-    def __init__(self, api: Literal["auto", "v1", "v2"], exchange: Exchange, clock: Clock) -> None:
-        self._exchange = exchange
+    def __init__(self, api: Literal["auto", "v1", "v2"], caller: ApiCaller, clock: Clock) -> None:
+        self._caller = caller
         self._clock = clock
         self._probing = threading.Lock()
         self._version: Version | None = None if api == "auto" else api
@@ -68,7 +68,7 @@ class Versions:
         self._probe_at = self._clock.monotonic() + self._probe_pause
         self._probe_pause *= 2
         try:
-            self._probed = self._exchange.call(v2.cpu_values(), urgency)
+            self._probed = self._caller.call(v2.cpu_values(), urgency)
         except (VersionNotEnabled, NotOffered, NoSuchEntry):
             self._probe_at = None
             return "v1"
@@ -110,13 +110,13 @@ class Versions:
     def either(self, two: Call, one: Call, urgency: Urgency) -> tuple[Call, Any]:
         """The call of the version in use, and its reply."""
         if not self.has_v2(two.operation, urgency):
-            return one, self._exchange.call(one, urgency)
+            return one, self._caller.call(one, urgency)
         try:
-            return two, self._exchange.call(two, urgency)
+            return two, self._caller.call(two, urgency)
         except (NotOffered, NoSuchEntry) as error:
             if not two.undocumented:
                 raise
-            reply = self.fall_back(two.operation, error, lambda: self._exchange.call(one, urgency))
+            reply = self.fall_back(two.operation, error, lambda: self._caller.call(one, urgency))
             return one, reply
 
     def acknowledged(self, two: Call, one: Call, urgency: Urgency) -> None:

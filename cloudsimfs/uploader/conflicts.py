@@ -91,7 +91,7 @@ class Conflicts:
             tree.journal.save_draft(draft_row(inode, tree.now_ns(), kept=True), closed=False)
             tree.overlay.pop(path)
             tree.forget_attr(path)
-            tree.writeback.forget(inode)
+            tree.writeback.cancel(inode)
         log.error("/%s was replaced on the service: what was changed here is kept, see `cloudsimfs recover`", path)
         tree.refresh(path)
         self._on_conflict(paths.parent(path), {paths.name(path)})
@@ -110,7 +110,7 @@ def _move_aside(tree: Tree, inode: Inode, path: str) -> None:
     """Its name has another file now: a closed, waiting inode goes on under a free one. Both locks are held."""
     old = inode.path
     tree.keep_for_undo(inode)
-    tree.writeback.forget(inode)
+    tree.writeback.cancel(inode)
     if tree.overlay.get(old) is inode:
         tree.overlay.pop(old)
     inode.attr = replace(inode.attr, mtime_ns=tree.attr(old, inode).mtime_ns, version=None)

@@ -31,7 +31,7 @@ from cloudsimfs.datacache.directory import LAUNCH_LOCK, LOCAL, lock_directory, l
 from cloudsimfs.errors import MountError
 from cloudsimfs.host.disk import copy_file, disk_failure, make_private
 from cloudsimfs.journal.journal import Journal, has_adopted, read_closed, read_counts, read_drafts
-from cloudsimfs.journal.rows import DraftRow, FileRow, GoneRow
+from cloudsimfs.journal.rows import DraftRow, FileRow, TombstoneRow
 from cloudsimfs.listings import store
 from cloudsimfs.vfs import accountdir
 from cloudsimfs.vfs.attrs import fresh_ino
@@ -169,9 +169,9 @@ class Handover:
         store.inherit(self._target / "listings.db", self._source / "listings.db", folders)
         with self._new.transaction():
             self._save_files(places)
-            for gone in self._old.gone():
-                if places.may_go(gone):
-                    self._new.save_gone(replace(gone, after=tuple(map(places.ino, gone.after))))
+            for tombstone in self._old.tombstones():
+                if places.may_go(tombstone):
+                    self._new.save_tombstone(replace(tombstone, after=tuple(map(places.ino, tombstone.after))))
             for launch in self._old.launches():
                 self._new.save_launch(launch)
             self._save_attrs(places)
@@ -208,7 +208,7 @@ class _Places:
         self._fresh: dict[int, int] = {}  # by the number of the source, where that is taken
         self._files = {row.path for row in journal.files()}
         self._files |= {row.path for row in journal.drafts() if not row.kept}
-        self._gone = {row.path for row in journal.gone()}
+        self._tombstones = {row.path for row in journal.tombstones()}
         made = [*journal.folders(), *(paths.parent(path) for path in self._files)]
         self._folders = {above for folder in made for above in _with_parents(folder)}
         self._given: dict[str, str] = {}  # by the path of the source, what of it had to change
@@ -229,9 +229,10 @@ class _Places:
         """An inode number made from a name is the same with each key."""
         return self._fresh.setdefault(number, fresh_ino()) if number in self._inos else number
 
-    def may_go(self, gone: GoneRow) -> bool:
+    def may_go(self, tombstone: TombstoneRow) -> bool:
         """Whether the target has nothing of its own under the name."""
-        return not (gone.path in self._files | self._folders | self._gone or self._of_files(gone.path))
+        path = tombstone.path
+        return not (path in self._files | self._folders | self._tombstones or self._of_files(path))
 
     def _of_files(self, path: str) -> bool:
         return any(above in self._files for above in _with_parents(path))

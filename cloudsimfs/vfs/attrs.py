@@ -31,15 +31,15 @@ def fresh_ino() -> int:
 
 
 class LocalAttrs:
-    """`if_undone` is told how to take each change back."""
+    """`on_rollback` is told how to take each change back."""
 
     def __init__(
         self,
         attrs: Mapping[str, LocalAttr],
-        if_undone: Callable[[Callable[[], object]], object] = lambda _: None,
+        on_rollback: Callable[[Callable[[], object]], object] = lambda _: None,
     ) -> None:
         self._attrs = dict(attrs)
-        self._if_undone = if_undone
+        self._on_rollback = on_rollback
         self._taken = Counter(attr.ino for attr in attrs.values() if attr.ino is not None)
 
     def get(self, path: str) -> LocalAttr | None:
@@ -54,7 +54,7 @@ class LocalAttrs:
     def _replace(self, path: str, attr: LocalAttr | None) -> None:
         before = self._attrs.get(path)
         self._set(path, attr)
-        self._if_undone(lambda: self._set(path, before))
+        self._on_rollback(lambda: self._set(path, before))
 
     def _set(self, path: str, attr: LocalAttr | None) -> None:
         before = self._attrs.pop(path, None)

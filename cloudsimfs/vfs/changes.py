@@ -12,7 +12,7 @@ from cloudsimfs.listings.cache import Listing
 from cloudsimfs.service.model import Entry
 from cloudsimfs.vfs.attrs import fresh_ino
 from cloudsimfs.vfs.names import is_local_name
-from cloudsimfs.vfs.tombstones import claim_for_file, claim_for_folder, entomb, entomb_folder, leave_folder, tombstone
+from cloudsimfs.vfs.tombstones import bury, bury_folder, claim_for_file, claim_for_folder, leave_folder, tombstone_of
 from cloudsimfs.vfs.tree import Node, Tree, is_dir
 
 
@@ -40,7 +40,7 @@ def mkdir(tree: Tree, path: str, perm: int) -> None:
     with tree.changing():
         covered = claim_for_folder(tree, path)
         inode = _new_inode(tree, path, is_dir=True, perm=perm)
-        inode.covers = covered
+        inode.hides = covered
         tree.journal.save_folder(path)
         tree.journal.save_attr(path, inode.attr)
 
@@ -76,10 +76,10 @@ def unlink(tree: Tree, path: str) -> None:
     with tree.changing():
         inode = tree.inode_of(path, node)
         tree.overlay.pop(path)
-        gone = tombstone(tree, inode)
+        tombstone = tombstone_of(tree, inode)
         tree.detach(inode)
-        if gone is not None:
-            entomb(tree, gone)
+        if tombstone is not None:
+            bury(tree, tombstone)
         tree.forget_attr(path)
         tree.keep_folder(directory, listing)
 
@@ -104,7 +104,7 @@ def remove_folder(tree: Tree, path: str, node: Node, listing: Listing, above: Li
         raise NotEmpty(f"/{path}")
     entry = listed_folder(path, node, above)
     if not leave_folder(tree, path) and entry is not None:
-        entomb_folder(tree, path, entry, empty=not listing.names)
+        bury_folder(tree, path, entry, empty=not listing.names)
 
 
 def listed_folder(path: str, node: Node, above: Listing) -> Entry | None:

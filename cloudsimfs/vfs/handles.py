@@ -26,7 +26,7 @@ from cloudsimfs.inode import ANYBODY, Inode, WriteState
 from cloudsimfs.vfs import changes
 from cloudsimfs.vfs.tree import Tree
 from cloudsimfs.waiting import Interrupted, never
-from cloudsimfs.writeback.fsyncer import Syncer
+from cloudsimfs.writeback.fsyncer import Fsyncer
 from cloudsimfs.writeback.uploads import Writeback
 
 
@@ -45,7 +45,7 @@ class Handles:
         tree: Tree,
         datacache: DataCache,
         writeback: Writeback,
-        syncer: Syncer,
+        fsyncer: Fsyncer,
         *,
         fsync_remote: bool,
         may_preview: Callable[[], bool],
@@ -55,7 +55,7 @@ class Handles:
         self._tree = tree
         self._datacache = datacache
         self._writeback = writeback
-        self._syncer = syncer
+        self._fsyncer = fsyncer
         self._fsync_remote = fsync_remote
         self._may_preview = may_preview
         self._handles: dict[int, Handle] = {}  # guarded by lock
@@ -82,7 +82,7 @@ class Handles:
         access = flags & os.O_ACCMODE
         writes = access != os.O_RDONLY
         truncate = writes and bool(flags & os.O_TRUNC)
-        measured = not truncate and self._tree.measure(path)
+        measured = not truncate and self._tree.fetch_size(path)
         handle = Handle(
             self._tree.open(path, write=writes, truncate=truncate),
             readable=access != os.O_WRONLY,
@@ -133,7 +133,7 @@ class Handles:
         try:
             count = content.read_into(buffer, offset, interrupted)
         except Stale:
-            self._datacache.discard(content)
+            self._datacache.drop_version(content)
             if not self._look_again(handle.inode) or not self._follow(fh, handle):
                 raise
             return self.read(fh, buffer, offset, interrupted)
@@ -167,7 +167,7 @@ class Handles:
         is the same there (tail -f). True if the handle has moved on.
         """
         inode = handle.inode
-        if handle.writable or inode.content is None or not self._tree.is_superseded(inode):
+        if handle.writable or inode.content is None or not self._tree.replaced_remotely(inode):
             return False
         try:
             newer = self._tree.open(inode.path, write=False)
@@ -259,7 +259,7 @@ class Handles:
         leaves_closed = inode.holds_closed(start)
         if leaves_closed and copy is not None:
             inode.content.release()
-            inode.superseded, inode.content = inode.content, copy
+            inode.closed_content, inode.content = inode.content, copy
             copy.acquire()
         elif copy is not None:
             copy.drop()
@@ -268,8 +268,8 @@ class Handles:
         was_clean = inode.state is WriteState.CLEAN
         if inode.change() or leaves_closed:
             if was_clean:
-                self._datacache.disown(inode.content)
-                self._writeback.sources.add(inode.content)
+                self._datacache.unshare(inode.content)
+                self._writeback.dependents.add(inode.content)
             inode.since_ns = self._tree.now_ns()
             self._writeback.changed(inode)
         inode.attr.mtime_ns = self._tree.now_ns()
@@ -295,14 +295,14 @@ class Handles:
                 self._writeback.commit(handle.inode, by=ANYBODY)
             content = handle.inode.content
         if content is not None:
-            self._syncer.closed(content)
+            self._fsyncer.closed(content)
         self.sync()
         if self._fsync_remote:
             self._writeback.store(handle.inode, interrupted)
 
     def sync(self) -> None:
         """All committed so far survives a power loss."""
-        self._syncer.sync()
+        self._fsyncer.sync()
 
     def release(self, fh: int) -> None:
         with self.lock:

@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from cloudsimfs import paths
-from cloudsimfs.inode import Gone, Inode, WriteState
+from cloudsimfs.inode import Inode, Tombstone, WriteState
 from cloudsimfs.service.model import Entry
 
-Item = Inode | Gone
+Item = Inode | Tombstone
 
 SECOND_NS = 1_000_000_000  # nanoseconds; the unit of the service's times
 LATE_DELETES = 60.0  # seconds; a listing asked for so long after a delete shows what is there
@@ -26,11 +26,11 @@ CLOCK_SLACK_NS = 2_000_000_000  # nanoseconds by which a time of whole seconds m
 
 
 class Overlay:
-    """Items by directory and name. `if_undone` is told how to take each change back."""
+    """Items by directory and name. `on_rollback` is told how to take each change back."""
 
-    def __init__(self, if_undone: Callable[[Callable[[], object]], object] = lambda _: None) -> None:
+    def __init__(self, on_rollback: Callable[[Callable[[], object]], object] = lambda _: None) -> None:
         self._directories: dict[str, dict[str, Item]] = {}
-        self._if_undone = if_undone
+        self._on_rollback = on_rollback
 
     def get(self, path: str) -> Item | None:
         directory, name = paths.split(path)
@@ -44,7 +44,7 @@ class Overlay:
 
     def _replace(self, path: str, item: Item | None) -> Item | None:
         before = self._set(path, item)
-        self._if_undone(lambda: self._set(path, before))
+        self._on_rollback(lambda: self._set(path, before))
         return before
 
     def _set(self, path: str, item: Item | None) -> Item | None:
@@ -65,7 +65,7 @@ class Overlay:
         return [
             (paths.join(directory, name), item)
             for directory, names in self._directories.items()
-            if paths.is_below(directory, folder)
+            if paths.is_within(directory, folder)
             for name, item in names.items()
         ]
 
@@ -99,7 +99,7 @@ class Overlay:
             below[start:].partition("/")[0]
             for below, names in self._directories.items()
             if below != directory
-            and paths.is_below(below, directory)
+            and paths.is_within(below, directory)
             and any(isinstance(item, Inode) for item in names.values())
         }
 
@@ -114,24 +114,24 @@ class Overlay:
         """A listing has come: hand every item it settles to `retire`, with what is listed instead, and to `resend`
         every file of which the service has not what it was sent.
 
-        `asked_at` is monotonic seconds, as are `Gone.done_at` and `Inode.stored_at`.
+        `asked_at` is monotonic seconds, as are `Tombstone.done_at` and `Inode.stored_at`.
         """
         for name, item in list(self.inside(directory).items()):
             entry = names.get(name)
-            if isinstance(item, Gone):
+            if isinstance(item, Tombstone):
                 made_here = item.is_dir and item.entry is not None and not item.entry.id
                 if made_here and entry is not None and entry.is_dir:
                     item.entry = entry  # stored since: this is the id it had
-                if gone_is_settled(item, entry, asked_at):
+                if tombstone_is_settled(item, entry, asked_at):
                     retire(item, entry)
             elif item.is_dir:
-                if item.covers is not None and gone_is_settled(item.covers, entry, asked_at):
-                    retire(item.covers, entry)
-                    item.covers = None
+                if item.hides is not None and tombstone_is_settled(item.hides, entry, asked_at):
+                    retire(item.hides, entry)
+                    item.hides = None
                 listed = entry if entry is not None and entry.is_dir else None
                 if listed is not None or (item.entry is not None and item.entry.id):
                     item.entry = listed  # else it may be real since a moment ago, and be listed later
-                if listed is not None and item.covers is None and not self.inside(item.path):
+                if listed is not None and item.hides is None and not self.inside(item.path):
                     retire(item, entry)  # a folder made here has become real, and holds what it held
             elif inode_is_settled(item, entry, asked_at):
                 retire(item, entry)
@@ -145,16 +145,16 @@ def unknown_folder(path: str) -> Entry:
     return Entry(0, directory, name, is_dir=True)
 
 
-def gone_is_settled(gone: Gone, entry: Entry | None, asked_at: float) -> bool:
+def tombstone_is_settled(tombstone: Tombstone, entry: Entry | None, asked_at: float) -> bool:
     """Whether a listing that shows `entry` under the tombstone's name ends it."""
     if entry is None:
-        return gone.done
-    if gone.entry is None:
-        return gone.done  # it was looked for then, and nothing was there
-    if gone.is_dir:  # others may have made it anew, and a path may keep its id
-        return entry.id != gone.entry.id or (gone.done and asked_at > gone.done_at + LATE_DELETES)
+        return tombstone.done
+    if tombstone.entry is None:
+        return tombstone.done  # it was looked for then, and nothing was there
+    if tombstone.is_dir:  # others may have made it anew, and a path may keep its id
+        return entry.id != tombstone.entry.id or (tombstone.done and asked_at > tombstone.done_at + LATE_DELETES)
     # a later version is somebody else's new file; the deleted one may be listed for a while
-    return entry.version != gone.entry.version and gone.done
+    return entry.fingerprint != tombstone.entry.fingerprint and tombstone.done
 
 
 def inode_is_settled(inode: Inode, entry: Entry | None, asked_at: float) -> bool:
@@ -163,14 +163,14 @@ def inode_is_settled(inode: Inode, entry: Entry | None, asked_at: float) -> bool
         if inode.local_only or inode.writers:
             return False
         if inode.state is WriteState.CLEAN:  # open for reading: the handle keeps its version
-            return entry is None or inode.entry is None or entry.version != inode.entry.version
+            return entry is None or inode.entry is None or entry.fingerprint != inode.entry.fingerprint
         if inode.state is not WriteState.STORED:
             return False
         if entry is None:  # listed late, or others have removed it since
             return asked_at > inode.stored_at + LATE_UPLOADS
         if entry.is_dir:
             return False
-        if inode.entry is not None and entry.version == inode.entry.version:
+        if inode.entry is not None and entry.fingerprint == inode.entry.fingerprint:
             # what was there before; or ours, stored in the same second with the same size, and the two look alike
             return is_ours(inode, entry) and (entry.mtime_ns or 0) > (inode.stored_ns or 0) - SECOND_NS
         if entry.size != inode.size:  # either an older state shown late, or somebody wrote after us

@@ -11,12 +11,12 @@ from functools import partial
 
 from cloudsimfs import paths
 from cloudsimfs.errors import Exists, Invalid, IsDirectory, NotDirectory, NotEmpty, NotFound, WrongState
-from cloudsimfs.inode import Gone, Inode, WriteState
+from cloudsimfs.inode import Inode, Tombstone, WriteState
 from cloudsimfs.service.model import Entry
 from cloudsimfs.vfs.changes import listed_folder, remove_folder
 from cloudsimfs.vfs.names import HIDDEN_PREFIX, is_local_name
 from cloudsimfs.vfs.overlay import unknown_folder
-from cloudsimfs.vfs.tombstones import claim_for_file, claim_for_folder, entomb, leave_folder, tombstone, unknown_file
+from cloudsimfs.vfs.tombstones import bury, claim_for_file, claim_for_folder, leave_folder, tombstone_of, unknown_file
 from cloudsimfs.vfs.tree import Node, Tree, is_dir
 
 
@@ -32,21 +32,21 @@ def rename(tree: Tree, old: str, new: str, *, replace_target: bool = True) -> No
     if old == new:
         return
     if is_dir(source):
-        if paths.is_below(new, old):
+        if paths.is_within(new, old):
             raise Invalid(f"/{old} cannot be moved into itself")
         _check_folder_target(tree, new, target)
         _rename_folder(tree, old, new, source, target)
     else:
         if target is not None and is_dir(target):
             raise IsDirectory(f"/{new}")
-        if tree.measure(old):
+        if tree.fetch_size(old):
             source = tree.lookup(old)
         above = tree.listing(paths.parent(old))
         with tree.changing():
             inode = tree.inode_of(old, source)
-            gone = _move_file(tree, inode, new, target)
-            if gone is not None:
-                entomb(tree, gone, after=_awaited(inode))
+            tombstone = _move_file(tree, inode, new, target)
+            if tombstone is not None:
+                bury(tree, tombstone, after=_awaited(inode))
             tree.keep_folder(paths.parent(old), above)
 
 
@@ -76,7 +76,7 @@ def _check_folder_target(tree: Tree, new: str, target: Node | None) -> None:
         raise NotEmpty(f"/{new}")
 
 
-def _move_file(tree: Tree, inode: Inode, new: str, target: Node | None) -> Gone | None:
+def _move_file(tree: Tree, inode: Inode, new: str, target: Node | None) -> Tombstone | None:
     """Give a file its new name. Returns the tombstone its old name needs, if the service may know it.
 
     The caller holds the lock and is in a transaction.
@@ -85,13 +85,13 @@ def _move_file(tree: Tree, inode: Inode, new: str, target: Node | None) -> Gone 
     base, uploaded = replace_target(tree, new, target)
     tree.overlay.pop(old)
     with inode.lock:
-        gone = tombstone(tree, inode)
+        tombstone = tombstone_of(tree, inode)
         content = tree.content_of(inode)
         if inode.state is WriteState.CLEAN and inode.entry is not None:
-            tree.journal.if_undone(partial(tree.datacache.own, inode.entry, content))
-        tree.datacache.disown(content)
+            tree.journal.on_rollback(partial(tree.datacache.share, inode.entry, content))
+        tree.datacache.unshare(content)
         if not paths.name(new).startswith(HIDDEN_PREFIX):
-            tree.journal.after_commit(partial(tree.writeback.sources.add, content))
+            tree.journal.on_commit(partial(tree.writeback.dependents.add, content))
         before = tree.attr(old, inode)
         inode.attr = replace(inode.attr, ino=before.ino, mtime_ns=before.mtime_ns, version=None)
         was_open_dirty = inode.state is WriteState.DIRTY
@@ -108,11 +108,11 @@ def _move_file(tree: Tree, inode: Inode, new: str, target: Node | None) -> Gone 
             tree.writeback.moved(inode)
         else:
             tree.writeback.commit(inode)
-            inode.move("close")
+            inode.transition("close")
             tree.writeback.enqueue(inode)
         if inode.local_only:
             tree.writeback.deletes.release(inode)  # no upload will come
-    return gone
+    return tombstone
 
 
 def replace_target(tree: Tree, new: str, target: Node | None) -> tuple[Entry | None, bool]:
@@ -142,17 +142,17 @@ def _rename_folder(tree: Tree, old: str, new: str, source: Node, target: Node | 
         left = [file.entry or unknown_file(file.path) for file in moved if file is not None]
         entry = listed_folder(old, source, above)
         had_file = [
-            _move_folder(tree, path, paths.rebase(path, old, new), node, gone)
-            for (path, node), gone in zip(folders, covered, strict=True)
+            _move_folder(tree, path, paths.rebase(path, old, new), node, tombstone)
+            for (path, node), tombstone in zip(folders, covered, strict=True)
         ]
         if had_file[0]:  # one tombstone a name
             for inode, file in zip(inodes, moved, strict=True):
                 if file is not None:
-                    entomb(tree, file, after=_awaited(inode))
+                    bury(tree, file, after=_awaited(inode))
         elif entry is not None or left:
-            gone = Gone(old, entry or unknown_folder(old), is_dir=True)
-            gone.since, gone.below = since, left
-            entomb(tree, gone, after={awaited for inode in inodes for awaited in _awaited(inode)})
+            tombstone = Tombstone(old, entry or unknown_folder(old), is_dir=True)
+            tombstone.since, tombstone.below = since, left
+            bury(tree, tombstone, after={awaited for inode in inodes for awaited in _awaited(inode)})
         tree.keep_folder(paths.parent(old), above)
 
 
@@ -163,13 +163,13 @@ def _subtree(tree: Tree, top: str, node: Node) -> tuple[list[tuple[str, Node]], 
     for directory, _ in folders:
         for name, _attr in tree.readdir(directory, hidden=True):
             path = paths.join(directory, name)
-            tree.measure(path)
+            tree.fetch_size(path)
             found = tree.lookup(path)
             (folders if is_dir(found) else files).append((path, found))
     return folders, files
 
 
-def _move_folder(tree: Tree, old: str, new: str, node: Node, covered: Gone | None) -> bool:
+def _move_folder(tree: Tree, old: str, new: str, node: Node, covered: Tombstone | None) -> bool:
     """Make the folder under its new name, here only. True if its old name has a removed file's tombstone again.
 
     The caller holds the lock and is in a transaction.
@@ -178,7 +178,7 @@ def _move_folder(tree: Tree, old: str, new: str, node: Node, covered: Gone | Non
     attr = replace(tree.local_attr(old, node), ino=before.ino, mtime_ns=before.mtime_ns)
     had_file = leave_folder(tree, old)
     inode = Inode(new, is_dir=True, entry=None, attr=attr)
-    inode.covers = covered
+    inode.hides = covered
     tree.overlay.put(new, inode)
     tree.touch(paths.parent(new))
     tree.journal.save_folder(new)

@@ -14,8 +14,8 @@ from dataclasses import replace
 
 from cloudsimfs import paths
 from cloudsimfs.errors import NoSpace
-from cloudsimfs.inode import Gone, Inode, LocalAttr, WriteState
-from cloudsimfs.journal.rows import DraftRow, FileRow, GoneRow
+from cloudsimfs.inode import Inode, LocalAttr, Tombstone, WriteState
+from cloudsimfs.journal.rows import DraftRow, FileRow, TombstoneRow
 from cloudsimfs.vfs.names import HIDDEN_PREFIX, is_local_name
 from cloudsimfs.vfs.overlay import unknown_folder
 from cloudsimfs.vfs.tree import Tree
@@ -52,11 +52,11 @@ def replay(tree: Tree) -> None:
             tree.journal.drop_file(draft.ino)
         else:
             inodes[draft.ino] = _replay_draft(tree, draft)
-    for gone in tree.journal.gone():
-        if lost.intersection(gone.after):
-            tree.journal.drop_gone(gone.path)  # what was renamed is lost: its old name has the only copy
+    for tombstone in tree.journal.tombstones():
+        if lost.intersection(tombstone.after):
+            tree.journal.drop_tombstone(tombstone.path)  # what was renamed is lost: its old name has the only copy
         else:
-            _replay_gone(tree, gone, inodes)
+            _replay_tombstone(tree, tombstone, inodes)
     kept = {row.bytes.backing for row in tree.journal.drafts()}
     tree.datacache.sweep(
         kept | {inode.content.backing.name for inode in inodes.values() if inode.content is not None}
@@ -80,11 +80,11 @@ def _replay_file(tree: Tree, row: FileRow) -> Inode:
     inode.in_doubt = row.uploaded and row.state == "closed"
     inode.restore(row.state, row.bytes.size)
     inode.stored_at = tree.monotonic()
-    tree.writeback.sources.add(inode.content)
+    tree.writeback.dependents.add(inode.content)
     if row.state == "closed":
         tree.writeback.enqueue(inode)
     else:
-        tree.writeback.service_cache.went_stale()  # the mount may have died before it told the service
+        tree.writeback.view_cache.went_stale()  # the mount may have died before it told the service
     return inode
 
 
@@ -94,7 +94,7 @@ def _replay_draft(tree: Tree, row: DraftRow) -> Inode:
     inode.content = tree.datacache.restore(replace(row.bytes, size=size))
     inode.since_ns = row.since_ns
     inode.state = WriteState.DIRTY
-    tree.writeback.sources.add(inode.content)
+    tree.writeback.dependents.add(inode.content)
     log.warning("/%s was open for writing when the mount ended: kept here, not uploaded", row.path)
     return inode
 
@@ -140,22 +140,22 @@ def _keep_draft(tree: Tree, closed: Inode, row: DraftRow) -> None:
     log.warning("/%s was being written when the mount ended: its last closed state is back", row.path)
 
 
-def _replay_gone(tree: Tree, row: GoneRow, inodes: dict[int, Inode]) -> None:
+def _replay_tombstone(tree: Tree, row: TombstoneRow, inodes: dict[int, Inode]) -> None:
     made_anew = tree.overlay.get(row.path)
     if isinstance(made_anew, Inode) and not made_anew.is_dir:
-        tree.journal.drop_gone(row.path)  # it is overwritten, not deleted
+        tree.journal.drop_tombstone(row.path)  # it is overwritten, not deleted
         return
-    gone = Gone(row.path, row.entry, is_dir=row.is_dir)
-    gone.below = list(row.below)
+    tombstone = Tombstone(row.path, row.entry, is_dir=row.is_dir)
+    tombstone.below = list(row.below)
     if row.done:
-        gone.finish(tree.monotonic())
+        tombstone.finish(tree.monotonic())
     if made_anew is None:
-        tree.overlay.put(gone.path, gone)
-    elif isinstance(made_anew, Inode) and not gone.is_dir:
-        made_anew.covers = gone
-    if not gone.done:
-        if not gone.is_known:
-            tree.writeback.service_cache.went_stale()  # what is to be found by listing may have been stored lately
+        tree.overlay.put(tombstone.path, tombstone)
+    elif isinstance(made_anew, Inode) and not tombstone.is_dir:
+        made_anew.hides = tombstone
+    if not tombstone.done:
+        if not tombstone.is_known:
+            tree.writeback.view_cache.went_stale()  # what is to be found by listing may have been stored lately
         renamed = [inodes[ino] for ino in row.after if ino in inodes]
         waits = [inode for inode in renamed if not (inode.is_stored or inode.local_only)]
-        tree.writeback.deletes.add(gone, after=waits)
+        tree.writeback.deletes.add(tombstone, after=waits)

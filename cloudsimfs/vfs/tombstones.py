@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from cloudsimfs import paths
 from cloudsimfs.errors import NotDirectory, NotFound
-from cloudsimfs.inode import Gone, Inode
+from cloudsimfs.inode import Inode, Tombstone
 from cloudsimfs.service.model import Entry
 from cloudsimfs.vfs.overlay import is_later, unknown_folder
 from cloudsimfs.vfs.tree import Tree
@@ -25,7 +25,7 @@ REMOVAL_AGE = 60.0  # seconds; how old the listings may be on which the delete o
 # -- removing a name, and using it again -------------------------------------------------------------------
 
 
-def tombstone(tree: Tree, inode: Inode) -> Gone | None:
+def tombstone_of(tree: Tree, inode: Inode) -> Tombstone | None:
     """What the inode's name needs when the inode leaves it; its upload is called off.
 
     None if the service has nothing there.
@@ -35,35 +35,35 @@ def tombstone(tree: Tree, inode: Inode) -> Gone | None:
         begun = tree.writeback.call_off(inode)
         if inode.uploaded:
             tree.stored(inode)  # its folders are the service's too, or will be: what has begun may land any time
-            gone = Gone(inode.path, None)
-            gone.since = None if begun else tree.monotonic()
-            return gone
-        return None if inode.entry is None else Gone(inode.path, inode.entry)
+            tombstone = Tombstone(inode.path, None)
+            tombstone.since = None if begun else tree.monotonic()
+            return tombstone
+        return None if inode.entry is None else Tombstone(inode.path, inode.entry)
 
 
-def entomb(tree: Tree, gone: Gone, *, after: Iterable[Inode] = ()) -> None:
+def bury(tree: Tree, tombstone: Tombstone, *, after: Iterable[Inode] = ()) -> None:
     """Hide a name and have it deleted on the service."""
-    tree.overlay.put(gone.path, gone)
-    tree.writeback.deletes.add(gone, after=after)
+    tree.overlay.put(tombstone.path, tombstone)
+    tree.writeback.deletes.add(tombstone, after=after)
 
 
-def entomb_folder(tree: Tree, path: str, entry: Entry, *, empty: bool) -> None:
+def bury_folder(tree: Tree, path: str, entry: Entry, *, empty: bool) -> None:
     """Replace the pending deletes inside a removed folder by one delete of the folder."""
-    gone = Gone(path, entry, is_dir=True)
+    tombstone = Tombstone(path, entry, is_dir=True)
     after: set[Inode] = set()
     for below, item in tree.overlay.below(path):
-        if isinstance(item, Gone) and not item.done:
+        if isinstance(item, Tombstone) and not item.done:
             tree.writeback.deletes.call_off(item)  # one that has begun may never end: it is asked for again
-            gone.below += item.below if item.is_dir else [item.entry or unknown_file(below)]
+            tombstone.below += item.below if item.is_dir else [item.entry or unknown_file(below)]
             after |= item.after
             tree.overlay.pop(below)
-            tree.journal.drop_gone(below)
-    tree.overlay.put(path, gone)
-    if gone.below or (empty and entry.id):
-        tree.writeback.deletes.add(gone, after=after)
+            tree.journal.drop_tombstone(below)
+    tree.overlay.put(path, tombstone)
+    if tombstone.below or (empty and entry.id):
+        tree.writeback.deletes.add(tombstone, after=after)
     else:  # its files were deleted one by one: the service has no empty folders
-        gone.finish(tree.monotonic())
-        tree.writeback.deletes.save(gone)
+        tombstone.finish(tree.monotonic())
+        tree.writeback.deletes.save(tombstone)
 
 
 def claim_for_file(tree: Tree, path: str) -> tuple[Entry | None, bool]:
@@ -72,26 +72,26 @@ def claim_for_file(tree: Tree, path: str) -> tuple[Entry | None, bool]:
     It will overwrite what is stored there, so the pending delete is called off; a removed folder's delete becomes one
     of its files each. Returns what is known to be stored under the name, and whether more than that may be.
     """
-    gone = tree.overlay.get(path)
-    if not isinstance(gone, Gone):
+    tombstone = tree.overlay.get(path)
+    if not isinstance(tombstone, Tombstone):
         return None, False
-    begun = not _take_back(tree, gone)
-    if gone.is_dir:
+    begun = not _take_back(tree, tombstone)
+    if tombstone.is_dir:
         return None, False
-    return gone.entry, begun or gone.entry is None
+    return tombstone.entry, begun or tombstone.entry is None
 
 
-def claim_for_folder(tree: Tree, path: str) -> Gone | None:
+def claim_for_folder(tree: Tree, path: str) -> Tombstone | None:
     """A folder is made under a name that was removed here before; a removed folder's delete becomes one of its files
     each. A folder overwrites nothing: a removed file's delete goes on, and what is returned the folder `covers`.
     """
-    gone = tree.overlay.get(path)
-    if not isinstance(gone, Gone):
+    tombstone = tree.overlay.get(path)
+    if not isinstance(tombstone, Tombstone):
         return None
-    if not gone.is_dir:
+    if not tombstone.is_dir:
         tree.overlay.pop(path)
-        return gone
-    _take_back(tree, gone)
+        return tombstone
+    _take_back(tree, tombstone)
     return None
 
 
@@ -102,42 +102,42 @@ def leave_folder(tree: Tree, path: str) -> bool:
     item = tree.overlay.pop(path)
     tree.journal.drop_folder(path)
     tree.forget_attr(path)
-    if not isinstance(item, Inode) or item.covers is None:
+    if not isinstance(item, Inode) or item.hides is None:
         return False
-    tree.overlay.put(path, item.covers)
+    tree.overlay.put(path, item.hides)
     return True
 
 
-def _take_back(tree: Tree, gone: Gone) -> bool:
+def _take_back(tree: Tree, tombstone: Tombstone) -> bool:
     """The name is free again. False if its delete may be too late to call off."""
-    tree.overlay.pop(gone.path)
-    in_time = tree.writeback.deletes.call_off(gone)
-    tree.journal.drop_gone(gone.path)
-    _hide_files(tree, gone)
+    tree.overlay.pop(tombstone.path)
+    in_time = tree.writeback.deletes.call_off(tombstone)
+    tree.journal.drop_tombstone(tombstone.path)
+    _hide_files(tree, tombstone)
     return in_time
 
 
-def _hide_files(tree: Tree, gone: Gone) -> None:
+def _hide_files(tree: Tree, tombstone: Tombstone) -> None:
     """What was in a removed folder is removed file by file; if that is done, it only stays hidden."""
-    for entry in gone.below:
-        removed = Gone(entry.path, entry if entry.id else None)
-        if gone.done:
+    for entry in tombstone.below:
+        removed = Tombstone(entry.path, entry if entry.id else None)
+        if tombstone.done:
             removed.finish(tree.monotonic())
             tree.overlay.put(entry.path, removed)
             tree.writeback.deletes.save(removed)
         else:
-            entomb(tree, removed, after=gone.after)
-        _hide_folders(tree, entry.path, below=gone.path)
+            bury(tree, removed, after=tombstone.after)
+        _hide_folders(tree, entry.path, below=tombstone.path)
 
 
 def _hide_folders(tree: Tree, path: str, *, below: str) -> None:
     """The removed folders between a removed file and `below` stay hidden until the service has forgotten them."""
     folder = paths.parent(path)
     while folder != below and tree.overlay.get(folder) is None:
-        gone = Gone(folder, unknown_folder(folder), is_dir=True)
-        gone.finish(tree.monotonic())
-        tree.overlay.put(folder, gone)
-        tree.writeback.deletes.save(gone)
+        tombstone = Tombstone(folder, unknown_folder(folder), is_dir=True)
+        tombstone.finish(tree.monotonic())
+        tree.overlay.put(folder, tombstone)
+        tree.writeback.deletes.save(tombstone)
         folder = paths.parent(folder)
 
 
@@ -150,18 +150,18 @@ def unknown_file(path: str) -> Entry:
 # -- what the deletes ask and say -------------------------------------------------------------------------
 
 
-def only_holds(tree: Tree, gone: Gone, since: float | None) -> bool:
+def only_holds(tree: Tree, tombstone: Tombstone, since: float | None) -> bool:
     """Whether a removed folder holds nothing but what was deleted here.
 
     By listings asked for after `since` (monotonic seconds); None: by such as are not older than REMOVAL_AGE.
     """
     after = tree.monotonic() - REMOVAL_AGE if since is None else since
-    ours = {entry.path: entry for entry in gone.below}
-    tree.dcache.look_into({gone.path, *(entry.dirname for entry in gone.below)}, since=after)
+    ours = {entry.path: entry for entry in tombstone.below}
+    tree.dcache.look_into({tombstone.path, *(entry.dirname for entry in tombstone.below)}, since=after)
 
     def was_removed(entry: Entry) -> bool:
         removed = ours.get(entry.path)
-        return removed is not None and (not removed.id or removed.version == entry.version)
+        return removed is not None and (not removed.id or removed.fingerprint == entry.fingerprint)
 
     def check(directory: str) -> bool:
         try:
@@ -172,7 +172,7 @@ def only_holds(tree: Tree, gone: Gone, since: float | None) -> bool:
             return False  # a file has its name: what is left inside goes file by file
         return all(check(entry.path) if entry.is_dir else was_removed(entry) for entry in names.values())
 
-    return check(gone.path)
+    return check(tombstone.path)
 
 
 def was_replaced(tree: Tree, entry: Entry) -> bool:
@@ -185,28 +185,28 @@ def was_replaced(tree: Tree, entry: Entry) -> bool:
     return True
 
 
-def deleted(tree: Tree, gone: Gone) -> None:
+def deleted(tree: Tree, tombstone: Tombstone) -> None:
     """The service has acknowledged a delete; its tombstone stays until a listing agrees."""
-    if not gone.is_dir:
+    if not tombstone.is_dir:
         return
-    tree.dcache.forget(gone.path)
+    tree.dcache.forget(tombstone.path)
     with tree.lock, tree.journal.transaction():
-        if gone.others_stay and tree.overlay.get(gone.path) is gone:
-            tree.overlay.pop(gone.path)
-            tree.journal.drop_gone(gone.path)
-            _hide_files(tree, gone)
+        if tombstone.others_stay and tree.overlay.get(tombstone.path) is tombstone:
+            tree.overlay.pop(tombstone.path)
+            tree.journal.drop_tombstone(tombstone.path)
+            _hide_files(tree, tombstone)
 
 
-def kept(tree: Tree, gone: Gone) -> None:
+def kept(tree: Tree, tombstone: Tombstone) -> None:
     """The service does not delete it: the name has again what is listed under it."""
     with tree.lock, tree.journal.transaction():
-        item = tree.overlay.get(gone.path)
-        if item is gone:
-            tree.overlay.pop(gone.path)
-        if isinstance(item, Inode) and item.covers is gone:
-            item.covers = None
-        if item is gone or not isinstance(item, Gone):
-            tree.journal.drop_gone(gone.path)
-    tree.refresh(gone.path)
-    if gone.is_dir:
-        tree.dcache.forget(gone.path)  # some of it may be gone
+        item = tree.overlay.get(tombstone.path)
+        if item is tombstone:
+            tree.overlay.pop(tombstone.path)
+        if isinstance(item, Inode) and item.hides is tombstone:
+            item.hides = None
+        if item is tombstone or not isinstance(item, Tombstone):
+            tree.journal.drop_tombstone(tombstone.path)
+    tree.refresh(tombstone.path)
+    if tombstone.is_dir:
+        tree.dcache.forget(tombstone.path)  # some of it may be gone

@@ -21,7 +21,7 @@ from cloudsimfs.clock import Clock
 from cloudsimfs.datacache.cache import DataCache
 from cloudsimfs.datacache.content import Content
 from cloudsimfs.errors import IsDirectory, NotDirectory, NotFound, ServiceError, TryAgain, WrongState
-from cloudsimfs.inode import Attr, Gone, Inode, LocalAttr, WriteState
+from cloudsimfs.inode import Attr, Inode, LocalAttr, Tombstone, WriteState
 from cloudsimfs.journal.journal import Journal
 from cloudsimfs.listings.cache import Listing
 from cloudsimfs.listings.dcache import DCache
@@ -58,8 +58,8 @@ class Tree:
         clock: Clock,
     ) -> None:
         self.lock = threading.RLock()
-        self.overlay = Overlay(journal.if_undone)  # guarded by lock
-        self.attrs = LocalAttrs(journal.attrs(), journal.if_undone)  # guarded by lock
+        self.overlay = Overlay(journal.on_rollback)  # guarded by lock
+        self.attrs = LocalAttrs(journal.attrs(), journal.on_rollback)  # guarded by lock
         self._held = ExitStack()  # the inodes' locks of the step under way (`changing`); guarded by lock
         self.dcache = dcache
         self.datacache = datacache
@@ -102,7 +102,7 @@ class Tree:
             entry = names.get(name)
             if entry is None and self.overlay.implies(path):
                 entry = unknown_folder(path)
-            if entry is None or isinstance(item, Gone):
+            if entry is None or isinstance(item, Tombstone):
                 raise NotFound(f"/{path}")
             return entry
 
@@ -110,7 +110,7 @@ class Tree:
         """What the service lists there; nothing, without a call, for a folder that only exists here."""
         with self.lock:
             item = self.overlay.get(directory)
-            if isinstance(item, Gone):
+            if isinstance(item, Tombstone):
                 raise NotFound(f"/{directory}")
             if isinstance(item, Inode) and item.is_dir and item.entry is None:
                 return Listing({}, 0.0)
@@ -150,8 +150,8 @@ class Tree:
         """A listing settles an overlay item, or what one covers. The caller holds the lock."""
         if self.overlay.get(item.path) is item:
             self.overlay.pop(item.path)
-        if isinstance(item, Gone):
-            self.journal.drop_gone(item.path)
+        if isinstance(item, Tombstone):
+            self.journal.drop_tombstone(item.path)
             return
         if item.is_dir:
             self.journal.drop_folder(item.path)
@@ -161,7 +161,7 @@ class Tree:
                 with self.journal.transaction():
                     self.journal.drop_file(item.attr.ino)
                     self._confirm(item, entry)
-            same = entry is not None and item.entry is not None and entry.version == item.entry.version
+            same = entry is not None and item.entry is not None and entry.fingerprint == item.entry.fingerprint
             if item.opens and item.state is WriteState.CLEAN and same:
                 self.overlay.put(item.path, item)  # still open: new opens share it
 
@@ -169,7 +169,7 @@ class Tree:
         """The service has lost bytes of what it acknowledged: they are still here. The caller holds the lock."""
         log.warning("/%s: the service lists %d bytes of %d; stored again", inode.path, entry.size, inode.size)
         with inode.lock:
-            inode.move("damaged")
+            inode.transition("damaged")
             self.writeback.enqueue(inode)
 
     def _confirm(self, inode: Inode, entry: Entry | None) -> None:
@@ -179,21 +179,21 @@ class Tree:
         """
         assert inode.content is not None
         if entry is not None and is_ours(inode, entry):
-            self.datacache.adopt(entry, inode.content)
-            inode.attr.version = entry.version
+            self.datacache.accept_as(entry, inode.content)
+            inode.attr.version = entry.fingerprint
             self.keep_attr(inode.path, inode.attr)
         else:
             inode.unlinked = True
             self._drop_content(inode)
-        inode.move("confirmed")
+        inode.transition("confirmed")
         inode.rebase(entry, uploaded=False, at=self.monotonic())
         inode.closed_size = None
 
     def _drop_content(self, inode: Inode) -> None:
         if inode.opens == 0:
-            for content in (inode.content, inode.superseded):
+            for content in (inode.content, inode.closed_content):
                 if content is not None:
-                    self.journal.after_commit(content.drop)
+                    self.journal.on_commit(content.drop)
 
     # -- attributes --------------------------------------------------------------------------------------
 
@@ -214,7 +214,7 @@ class Tree:
             perm = perm if local.perm is None else local.perm
             uid = uid if local.uid is None else local.uid
             gid = gid if local.gid is None else local.gid
-            if folder or local.version is None or entry is None or local.version == entry.version:
+            if folder or local.version is None or entry is None or local.version == entry.fingerprint:
                 mtime = mtime if local.mtime_ns is None else local.mtime_ns
                 atime = mtime if local.atime_ns is None else local.atime_ns
         if folder:
@@ -258,7 +258,7 @@ class Tree:
             inode.writers += write
         return inode
 
-    def measure(self, path: str) -> bool:
+    def fetch_size(self, path: str) -> bool:
         """Have the size of a file whose listing did not tell it, before anything is built on it: True if it did not.
 
         Raises as `lookup`, or the ServiceError of asking.
@@ -267,7 +267,7 @@ class Tree:
         entry = node.entry if isinstance(node, Inode) else node
         if entry is None or entry.sized or entry.is_dir:
             return False
-        found = self.dcache.measured(entry)
+        found = self.dcache.fetch_size(entry)
         if isinstance(node, Inode):
             with node.lock:
                 if node.content is None and node.entry == entry:
@@ -281,7 +281,7 @@ class Tree:
             return item
         if isinstance(node, Inode):  # a listing has settled it meanwhile, or its last reader closed it
             node = node.entry if not node.unlinked and node.entry is not None and node.path == path else None
-        if isinstance(item, Gone) or node is None:
+        if isinstance(item, Tombstone) or node is None:
             raise NotFound(f"/{path}")  # it went while the listing was fetched
         attr = replace(self.attrs.get(path) or LocalAttr(), ino=self.attrs.ino(path))
         inode = Inode(path, is_dir=node.is_dir, entry=node, attr=attr)
@@ -350,7 +350,7 @@ class Tree:
             self.forget_attr(inode.path)
         self.dcache.invalidate(paths.parent(inode.path))
 
-    def is_superseded(self, inode: Inode) -> bool:
+    def replaced_remotely(self, inode: Inode) -> bool:
         """Whether a listing has shown another version under the path of a file that is open for reading."""
         with self.lock:
             return (
@@ -359,7 +359,7 @@ class Tree:
 
     def superseding_size(self, inode: Inode) -> int | None:
         """The size of that other version, None if there is none or it is not known without a call."""
-        if not self.is_superseded(inode):
+        if not self.replaced_remotely(inode):
             return None
         with self.lock:
             item = self.overlay.get(inode.path)
@@ -367,7 +367,7 @@ class Tree:
             return item.size
         directory, name = paths.split(inode.path)
         listing = self.dcache.known(directory)
-        entry = None if listing is None or isinstance(item, Gone) else listing.names.get(name)
+        entry = None if listing is None or isinstance(item, Tombstone) else listing.names.get(name)
         return None if entry is None else entry.size
 
     # -- what changes need: all with the lock held ----------------------------------------------------------
@@ -381,8 +381,8 @@ class Tree:
     def keep_for_undo(self, inode: Inode) -> None:
         """The inode is about to be changed in such a step: nobody else changes it before that has held or failed."""
         self._held.enter_context(inode.lock)
-        self.journal.if_undone(self.writeback.snapshot(inode))
-        self.journal.if_undone(inode.snapshot())
+        self.journal.on_rollback(self.writeback.snapshot(inode))
+        self.journal.on_rollback(inode.snapshot())
 
     def touch(self, directory: str) -> None:
         """Names in a directory have changed: so does its mtime."""
@@ -446,4 +446,4 @@ def stored_version(node: Node) -> tuple[int, int, int] | None:
         entry = node.entry if node.state is WriteState.CLEAN else None
     else:
         entry = node
-    return None if entry is None or entry.is_dir else entry.version
+    return None if entry is None or entry.is_dir else entry.fingerprint

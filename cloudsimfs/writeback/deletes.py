@@ -1,13 +1,13 @@
 """Pending deletes: when the service is asked to delete what a tombstone names, and what is done if it will not.
 
   * a delete is held back, so that those of a whole folder can become one;
-  * a rename's delete waits until what was renamed is stored (`Gone.after`);
+  * a rename's delete waits until what was renamed is stored (`Tombstone.after`);
   * what was uploaded and is not listed yet is looked for again, later and later (v1);
   * what others have stored under the name since it was removed is not deleted;
   * a refused one is tried again, minutes apart, and given up in the end: the name is shown again.
 
 Threading: the jobs run in the queue of the uploads, so that deletes and uploads of a path come one after the other.
-Locks: that queue's lock (`WorkQueue.lock`, re-entrant) protects the tables here and the fields of `Gone` marked so.
+Locks: that queue's lock (`WorkQueue.lock`, re-entrant) protects the tables here and the marked fields of tombstones.
 It comes after Inode.lock and before Journal.lock; callers may hold an inode's lock, jobs hold none when they ask the
 service or call back.
 """
@@ -21,14 +21,14 @@ from collections.abc import Callable, Iterable, Mapping
 from cloudsimfs import paths
 from cloudsimfs.clock import Clock
 from cloudsimfs.errors import NoSuchEntry, NotDirectory, Refused
-from cloudsimfs.inode import Gone, Inode
+from cloudsimfs.inode import Inode, Tombstone
 from cloudsimfs.journal.journal import Journal
-from cloudsimfs.journal.rows import GoneRow
+from cloudsimfs.journal.rows import TombstoneRow
 from cloudsimfs.service import Client, Urgency
 from cloudsimfs.service.model import Entry
-from cloudsimfs.writeback.dependents import Sources
+from cloudsimfs.writeback.dependents import Dependents
 from cloudsimfs.writeback.queue import Job, WorkQueue
-from cloudsimfs.writeback.viewcache import ServiceCache
+from cloudsimfs.writeback.viewcache import ViewCache
 
 log = logging.getLogger(__name__)
 
@@ -51,20 +51,20 @@ class Deletes:
         client: Client,
         journal: Journal,
         queue: WorkQueue,
-        service_cache: ServiceCache,
-        sources: Sources,
+        view_cache: ViewCache,
+        sources: Dependents,
         *,
         clock: Clock,
-        on_deleted: Callable[[Gone], None],
-        on_kept: Callable[[Gone], None],
+        on_deleted: Callable[[Tombstone], None],
+        on_kept: Callable[[Tombstone], None],
         find_entry: Callable[[str, float], Entry | None],
-        may_delete_folder: Callable[[Gone, float | None], bool],
+        may_delete_folder: Callable[[Tombstone, float | None], bool],
         was_replaced: Callable[[Entry], bool],
     ) -> None:
         self._client = client
         self._journal = journal
         self._queue = queue
-        self._service_cache = service_cache
+        self._view_cache = view_cache
         self._sources = sources
         self._clock = clock
         self._on_deleted = on_deleted
@@ -72,7 +72,7 @@ class Deletes:
         self._find_entry = find_entry
         self._may_delete_folder = may_delete_folder
         self._was_replaced = was_replaced
-        self._jobs: dict[Gone, Job] = {}  # guarded by the queue's lock
+        self._jobs: dict[Tombstone, Job] = {}  # guarded by the queue's lock
         self._last = 0.0  # when one was last asked for, monotonic seconds; guarded by the queue's lock
         # When refused ones were last looked for, monotonic seconds; guarded by the queue's lock.
         self._refused_round = -math.inf
@@ -80,51 +80,53 @@ class Deletes:
 
     # -- what is asked for -------------------------------------------------------------------------------
 
-    def add(self, gone: Gone, *, after: Iterable[Inode] = ()) -> None:
+    def add(self, tombstone: Tombstone, *, after: Iterable[Inode] = ()) -> None:
         """Delete what the tombstone names, once all of `after` is stored or removed, and journal that."""
         with self._queue.lock:
-            gone.after = set(after)
-            self.save(gone)
+            tombstone.after = set(after)
+            self.save(tombstone)
             self._last = self._clock.monotonic()
-            self._given_up.pop(gone.path, None)
-            job = self._new_job(gone)
-        self._journal.after_commit(lambda: self._put(gone, job))  # never what the journal could not take
-        self._journal.if_undone(lambda: self._drop(gone))
+            self._given_up.pop(tombstone.path, None)
+            job = self._new_job(tombstone)
+        self._journal.on_commit(lambda: self._put(tombstone, job))  # never what the journal could not take
+        self._journal.on_rollback(lambda: self._drop(tombstone))
 
-    def _new_job(self, gone: Gone) -> Job:
+    def _new_job(self, tombstone: Tombstone) -> Job:
         """The caller holds the queue's lock."""
-        job = Job("delete", gone.path, lambda job: self._run(job, gone), whole_folder=gone.is_dir)
-        job.held = bool(gone.after)
-        self._jobs[gone] = job
+        job = Job("delete", tombstone.path, lambda job: self._run(job, tombstone), whole_folder=tombstone.is_dir)
+        job.held = bool(tombstone.after)
+        self._jobs[tombstone] = job
         return job
 
-    def _drop(self, gone: Gone) -> None:
+    def _drop(self, tombstone: Tombstone) -> None:
         with self._queue.lock:
-            self._jobs.pop(gone, None)
+            self._jobs.pop(tombstone, None)
 
-    def _put(self, gone: Gone, job: Job) -> None:
+    def _put(self, tombstone: Tombstone, job: Job) -> None:
         with self._queue.lock:
-            if self._jobs.get(gone) is job:  # else it was called off in the same transaction
+            if self._jobs.get(tombstone) is job:  # else it was called off in the same transaction
                 self._queue.put(job, delay=HOLD)
 
-    def save(self, gone: Gone) -> None:
+    def save(self, tombstone: Tombstone) -> None:
         """Journal the tombstone as it is."""
-        after = tuple(inode.attr.ino or 0 for inode in gone.after)
-        row = GoneRow(gone.path, gone.entry, gone.is_dir, tuple(gone.below), after, gone.done)
-        self._journal.save_gone(row)
+        after = tuple(inode.attr.ino or 0 for inode in tombstone.after)
+        row = TombstoneRow(
+            tombstone.path, tombstone.entry, tombstone.is_dir, tuple(tombstone.below), after, tombstone.done
+        )
+        self._journal.save_tombstone(row)
 
-    def call_off(self, gone: Gone) -> bool:
+    def call_off(self, tombstone: Tombstone) -> bool:
         """The name is wanted again. False if that may be too late: its delete had begun, or is done."""
         with self._queue.lock:
-            job = self._jobs.pop(gone, None)
+            job = self._jobs.pop(tombstone, None)
             if job is None:
                 return False
-            self._journal.if_undone(lambda: self._ask_again(gone))
+            self._journal.on_rollback(lambda: self._ask_again(tombstone))
             return self._queue.cancel(job)
 
-    def _ask_again(self, gone: Gone) -> None:
+    def _ask_again(self, tombstone: Tombstone) -> None:
         with self._queue.lock:
-            self._queue.put(self._new_job(gone), delay=HOLD)
+            self._queue.put(self._new_job(tombstone), delay=HOLD)
 
     def release(self, inode: Inode) -> None:
         """The inode is stored, or will never be: deletes need not wait for it any longer.
@@ -132,15 +134,15 @@ class Deletes:
         Their rows go on naming it: replay does not wait for such a one.
         """
         with self._queue.lock:
-            waiting = [gone for gone in self._jobs if inode in gone.after]
-        self._journal.after_commit(lambda: self._release(waiting, inode))
+            waiting = [tombstone for tombstone in self._jobs if inode in tombstone.after]
+        self._journal.on_commit(lambda: self._release(waiting, inode))
 
-    def _release(self, waiting: list[Gone], inode: Inode) -> None:
+    def _release(self, waiting: list[Tombstone], inode: Inode) -> None:
         with self._queue.lock:
-            for gone in waiting:
-                gone.after.discard(inode)
-                if not gone.after and gone in self._jobs:
-                    self._queue.release(self._jobs[gone])
+            for tombstone in waiting:
+                tombstone.after.discard(inode)
+                if not tombstone.after and tombstone in self._jobs:
+                    self._queue.release(self._jobs[tombstone])
 
     def awaited(self, folder: str, uploads: Mapping[Inode, Job]) -> set[Job]:
         """The deletes a drain of `folder` waits for, and those of `uploads` they wait for themselves.
@@ -149,11 +151,11 @@ class Deletes:
         """
         needed: set[Job] = set()
         with self._queue.lock:
-            for gone, job in self._jobs.items():
-                if paths.is_below(gone.path, folder):
-                    waits_for = [uploads[inode] for inode in gone.after if inode in uploads]
+            for tombstone, job in self._jobs.items():
+                if paths.is_within(tombstone.path, folder):
+                    waits_for = [uploads[inode] for inode in tombstone.after if inode in uploads]
                     needed.update(waits_for)
-                    if (waits_for or not job.held) and not gone.looks:
+                    if (waits_for or not job.held) and not tombstone.looks:
                         needed.add(job)
         return needed
 
@@ -164,14 +166,14 @@ class Deletes:
 
     # -- one delete --------------------------------------------------------------------------------------
 
-    def _run(self, job: Job, gone: Gone) -> None:
+    def _run(self, job: Job, tombstone: Tombstone) -> None:
         with self._queue.lock:
             quiet = self._clock.monotonic() - self._last
             if quiet < HOLD and job.due != 0.0:  # a burst goes on, and nobody waits
                 job.again = HOLD - quiet
                 return
-        entries = self._what_to_delete(gone)
-        lags = self._client.version == "v1"  # v2's listings show all once the service was told
+        entries = self._what_to_delete(tombstone)
+        lags = self._client.api_version == "v1"  # v2's listings show all once the service was told
         for entry in entries:
             self._sources.complete(entry.path, folder=entry.is_dir)
             if job.cancelled:
@@ -179,20 +181,21 @@ class Deletes:
             try:
                 self._delete_entry(entry)
             except Refused as error:
-                if not self._give_up(job, gone, str(error)):
+                if not self._give_up(job, tombstone, str(error)):
                     raise
                 return
         with self._queue.lock:
             if job.cancelled:
                 return
-            if not entries and not gone.is_known and lags and gone.looks < len(LATE):
-                job.again, gone.since = LATE[gone.looks], None  # it may have been uploaded and not be listed yet
-                gone.looks += 1
+            if not entries and not tombstone.is_known and lags and tombstone.looks < len(LATE):
+                job.again = LATE[tombstone.looks]  # it may have been uploaded and not be listed yet
+                tombstone.since = None
+                tombstone.looks += 1
                 return
-            gone.finish(self._clock.monotonic())
-            self._jobs.pop(gone, None)
-            self.save(gone)
-        self._on_deleted(gone)
+            tombstone.finish(self._clock.monotonic())
+            self._jobs.pop(tombstone, None)
+            self.save(tombstone)
+        self._on_deleted(tombstone)
 
     def _delete_entry(self, entry: Entry) -> None:
         asked = self._clock.monotonic()
@@ -217,41 +220,43 @@ class Deletes:
                 self._refused_round = self._clock.monotonic()
             return self._refused_round
 
-    def _give_up(self, job: Job, gone: Gone, error: str) -> bool:
+    def _give_up(self, job: Job, tombstone: Tombstone, error: str) -> bool:
         """A delete was refused. True if that has gone on for long enough: then the name is shown again."""
         now = self._clock.monotonic()
         job.first_pause = REFUSED_RETRY
-        gone.refused_at = min(gone.refused_at, now)
-        if now - gone.refused_at < REFUSED_BOUND:
+        tombstone.refused_at = min(tombstone.refused_at, now)
+        if now - tombstone.refused_at < REFUSED_BOUND:
             return False
         with self._queue.lock:
             if job.cancelled:
                 return True
-            self._jobs.pop(gone, None)
-            self._given_up[gone.path] = error
-        log.error("/%s is not deleted, and is shown again: %s", gone.path, error)
-        self._on_kept(gone)
+            self._jobs.pop(tombstone, None)
+            self._given_up[tombstone.path] = error
+        log.error("/%s is not deleted, and is shown again: %s", tombstone.path, error)
+        self._on_kept(tombstone)
         return True
 
-    def _what_to_delete(self, gone: Gone) -> list[Entry]:
+    def _what_to_delete(self, tombstone: Tombstone) -> list[Entry]:
         """The entries whose delete makes the tombstone true."""
-        known = gone.entry is not None and gone.entry.id
-        if known and not gone.is_dir and gone.entry is not None:
-            return [] if self._was_replaced(gone.entry) else [gone.entry]
+        known = tombstone.entry is not None and tombstone.entry.id
+        if known and not tombstone.is_dir and tombstone.entry is not None:
+            return [] if self._was_replaced(tombstone.entry) else [tombstone.entry]
         # An upload has reached the service, or may have before it was called off: look.
-        self._service_cache.tell()
-        started = self._clock.monotonic() if gone.since is None else gone.since
-        since = max(started, self._service_cache.told_at)
+        self._view_cache.invalidate()
+        started = self._clock.monotonic() if tombstone.since is None else tombstone.since
+        since = max(started, self._view_cache.invalidated_at)
         if not known:
-            gone.entry = self._find_removed(gone.path, since, is_dir=gone.is_dir)
-        if gone.entry is None:
+            tombstone.entry = self._find_removed(tombstone.path, since, is_dir=tombstone.is_dir)
+        if tombstone.entry is None:
             return []
         # a rename's uploads took their time; else the listings the removal itself was based on will do
-        ids_known = gone.since is None and all(entry.id for entry in gone.below)
-        if not gone.is_dir or self._may_delete_folder(gone, None if ids_known else since):
-            return [gone.entry]
-        gone.others_stay = True  # only ours go
-        found = (entry if entry.id else self._find_removed(entry.path, since, is_dir=False) for entry in gone.below)
+        ids_known = tombstone.since is None and all(entry.id for entry in tombstone.below)
+        if not tombstone.is_dir or self._may_delete_folder(tombstone, None if ids_known else since):
+            return [tombstone.entry]
+        tombstone.others_stay = True  # only ours go
+        found = (
+            entry if entry.id else self._find_removed(entry.path, since, is_dir=False) for entry in tombstone.below
+        )
         return [entry for entry in found if entry is not None and not self._was_replaced(entry)]
 
     def _find_removed(self, path: str, since: float, *, is_dir: bool) -> Entry | None:

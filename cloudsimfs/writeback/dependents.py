@@ -15,7 +15,7 @@ from cloudsimfs.errors import Stale
 log = logging.getLogger(__name__)
 
 
-class Sources:
+class Dependents:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._contents: dict[str, list[Content]] = {}  # by the path they fetch from
@@ -30,7 +30,7 @@ class Sources:
     def complete(self, path: str, *, folder: bool = False) -> None:
         """Fetch what contents still need of `path` (with `folder`: of all below it) before it goes."""
         with self._lock:
-            keys = [key for key in self._contents if key == path or (folder and paths.is_below(key, path))]
+            keys = [key for key in self._contents if key == path or (folder and paths.is_within(key, path))]
             contents = [content for key in keys for content in self._contents[key]]
         for content in contents:
             if content.dropped:

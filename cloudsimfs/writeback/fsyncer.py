@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 PERIOD = 4.0  # seconds between rounds
 
 
-class Syncer:
+class Fsyncer:
     def __init__(self, datacache: DataCache, journal: Journal) -> None:
         self._datacache = datacache
         self._journal = journal
@@ -29,7 +29,7 @@ class Syncer:
 
     def start(self) -> None:
         """After the process has forked."""
-        self._thread = threading.Thread(target=self._work, name="syncer", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="fsyncer", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:

@@ -199,7 +199,7 @@ class WorkQueue:
                 return found
             path = paths.parent(path)
         if job.whole_folder:
-            return next((run for run in self._running.values() if paths.is_below(run.path, job.path)), None)
+            return next((run for run in self._running.values() if paths.is_within(run.path, job.path)), None)
         return None
 
     def _finished(self, job: Job, error: str) -> None:

@@ -29,18 +29,18 @@ from cloudsimfs.errors import (
     Unreachable,
     WrongState,
 )
-from cloudsimfs.inode import ANYBODY, NOBODY, Gone, Inode, WriteState
+from cloudsimfs.inode import ANYBODY, NOBODY, Inode, Tombstone, WriteState
 from cloudsimfs.journal.journal import Journal
 from cloudsimfs.journal.rows import DraftRow, FileRow
 from cloudsimfs.service import Client, Urgency
 from cloudsimfs.service.model import Entry, Stored
 from cloudsimfs.waiting import Interrupted, never
 from cloudsimfs.writeback.deletes import Deletes
-from cloudsimfs.writeback.dependents import Sources
-from cloudsimfs.writeback.fsyncer import Syncer
+from cloudsimfs.writeback.dependents import Dependents
+from cloudsimfs.writeback.fsyncer import Fsyncer
 from cloudsimfs.writeback.meter import Meter
 from cloudsimfs.writeback.queue import Job, WorkQueue
-from cloudsimfs.writeback.viewcache import ServiceCache
+from cloudsimfs.writeback.viewcache import ViewCache
 
 log = logging.getLogger(__name__)
 
@@ -63,23 +63,23 @@ class Writeback:
         self,
         client: Client,
         journal: Journal,
-        syncer: Syncer,
+        fsyncer: Fsyncer,
         *,
         delay: float,
         offline: bool,
         clock: Clock,
         on_stored: Callable[[Inode], None],
-        on_deleted: Callable[[Gone], None],
-        on_kept: Callable[[Gone], None],
+        on_deleted: Callable[[Tombstone], None],
+        on_kept: Callable[[Tombstone], None],
         find_entry: Callable[[str, float], Entry | None],
-        may_delete_folder: Callable[[Gone, float | None], bool],
+        may_delete_folder: Callable[[Tombstone, float | None], bool],
         was_replaced: Callable[[Entry], bool],
         evade_conflict: Callable[[Inode], bool],
         set_aside: Callable[[Inode], bool],
     ) -> None:
         self._client = client
         self._journal = journal
-        self._syncer = syncer
+        self._fsyncer = fsyncer
         self._clock = clock
         self._delay = delay
         self._offline = offline
@@ -93,14 +93,14 @@ class Writeback:
         # Committed, but not queued yet: the last release is on its way, or a writer goes on; guarded by queue.lock.
         self._closing: set[Inode] = set()
         self._refused: dict[Inode, str] = {}  # closed, but not accepted, and why; guarded by queue.lock
-        self.sources = Sources()
-        self.service_cache = ServiceCache(client, clock=clock, in_burst=self._in_burst)
+        self.dependents = Dependents()
+        self.view_cache = ViewCache(client, clock=clock, in_burst=self._in_burst)
         self.deletes = Deletes(
             client,
             journal,
             self.queue,
-            self.service_cache,
-            self.sources,
+            self.view_cache,
+            self.dependents,
             clock=clock,
             on_deleted=on_deleted,
             on_kept=on_kept,
@@ -113,7 +113,7 @@ class Writeback:
 
     def changed(self, inode: Inode) -> None:
         """The inode has left a closed state, or goes on in a copy: no upload. The caller holds the inode's lock."""
-        self.forget(inode)
+        self.cancel(inode)
         self.save_draft(inode)
 
     def save_draft(self, inode: Inode) -> None:
@@ -148,12 +148,12 @@ class Writeback:
             self._journal.save_attr(inode.path, inode.attr)
         inode.committed = True
         inode.closed_size, inode.closed_by = inode.content.size, by
-        self._syncer.closed(inode.content)
+        self._fsyncer.closed(inode.content)
         with self.queue.lock:
             self._closing.add(inode)
-        if inode.superseded is not None:
-            self._journal.after_commit(inode.superseded.drop)
-            inode.superseded = None
+        if inode.closed_content is not None:
+            self._journal.on_commit(inode.closed_content.drop)
+            inode.closed_content = None
 
     def close(self, inode: Inode) -> None:
         """After the last handle that could write: upload what was written, unless close() could not accept it."""
@@ -167,7 +167,7 @@ class Writeback:
                 with self.queue.lock:
                     self._refused[inode] = str(error)
                 return
-            inode.move("close")
+            inode.transition("close")
             self.enqueue(inode)
 
     def store(self, inode: Inode, interrupted: Interrupted) -> None:
@@ -181,7 +181,7 @@ class Writeback:
                     return
                 self.commit(inode, by=ANYBODY)
                 if inode.state is WriteState.DIRTY:
-                    inode.move("close")
+                    inode.transition("close")
                     self.enqueue(inode)
                 with self.queue.lock:
                     job = self._uploads.get(inode)
@@ -213,13 +213,13 @@ class Writeback:
     def enqueue(self, inode: Inode) -> None:
         """Upload the inode's closed state after the delay. The caller holds the inode's lock."""
         with self.queue.lock:
-            self.forget(inode)
+            self.cancel(inode)
             if inode.local_only or inode.unlinked:
                 return
             job = Job("upload", inode.path, lambda job: self._upload(job, inode), size=inode.size)
             self._uploads[inode] = job
         delay = self._delay_of(inode)
-        self._journal.after_commit(lambda: self._put(inode, job, delay))  # never under a name that may be undone
+        self._journal.on_commit(lambda: self._put(inode, job, delay))  # never under a name that may be undone
 
     def _put(self, inode: Inode, job: Job, delay: float) -> None:
         with self.queue.lock:
@@ -240,7 +240,7 @@ class Writeback:
 
         def put_back() -> None:
             with self.queue.lock:
-                self.forget(inode)
+                self.cancel(inode)
                 if closing:
                     self._closing.add(inode)
                 if refused is not None:
@@ -250,7 +250,7 @@ class Writeback:
 
         return put_back
 
-    def forget(self, inode: Inode) -> bool:
+    def cancel(self, inode: Inode) -> bool:
         """Nothing is to be uploaded of the inode; the rest as `call_off`."""
         with self.queue.lock:
             self._closing.discard(inode)
@@ -259,7 +259,7 @@ class Writeback:
 
     def removed(self, inode: Inode) -> None:
         """The inode was unlinked here: no upload, and nothing waits for one."""
-        self.forget(inode)
+        self.cancel(inode)
         self.deletes.release(inode)
 
     def call_off(self, inode: Inode) -> bool:
@@ -283,7 +283,7 @@ class Writeback:
             generation, content, base = inode.generation, inode.content, inode.entry
             job.size, job.sent = content.size, 0
             content.acquire()
-            inode.move("start")
+            inode.transition("start")
 
         def body() -> Iterator[bytes]:
             with inode.lock:
@@ -301,7 +301,7 @@ class Writeback:
 
         try:
             content.complete()
-            self.sources.complete(job.path)
+            self.dependents.complete(job.path)
             stored = self._proved(job, base) or self._client.upload(
                 job.path,
                 job.size,
@@ -313,16 +313,16 @@ class Writeback:
         except BaseException as error:
             with inode.lock:
                 if inode.is_uploading(generation):
-                    inode.move("failed")
+                    inode.transition("failed")
             if isinstance(error, Stale) and self._set_aside(inode):
                 raise Cancelled(job.path) from error
             raise
         finally:
             content.release()
-        self.service_cache.went_stale()
+        self.view_cache.went_stale()
         with inode.lock:
             if inode.is_uploading(generation):
-                inode.move("stored")
+                inode.transition("stored")
                 inode.stored_ns, inode.stored_at = stored.stored_ns, self._clock.monotonic()
                 inode.stored_size, inode.in_doubt = job.size, False
         self._conclude(job, inode)
@@ -344,10 +344,10 @@ class Writeback:
     def _is_listed(self, job: Job, base: Entry | None, stored: Stored) -> bool:
         """Whether a new listing shows what was uploaded; `base` was there before."""
         job.outcome, ended = stored, self._clock.monotonic()
-        self.service_cache.went_stale()
-        self.service_cache.tell()
+        self.view_cache.went_stale()
+        self.view_cache.invalidate()
         found = self._find_entry(job.path, ended)
-        if found is None or found.is_dir or (base is not None and found.version == base.version):
+        if found is None or found.is_dir or (base is not None and found.fingerprint == base.fingerprint):
             return False
         return found.size == job.size or not found.sized
 
@@ -371,12 +371,12 @@ class Writeback:
     def start(self) -> None:
         """Start the workers; after the process has forked."""
         self.queue.start()
-        self.service_cache.start()
+        self.view_cache.start()
 
     def stop(self) -> None:
         """End the workers; what is pending stays in the journal."""
         self.queue.stop(timeout=5)
-        self.service_cache.stop()
+        self.view_cache.stop()
 
     def drain(
         self, folder: str = paths.ROOT, *, timeout: float | None = None, interrupted: Interrupted = never
@@ -393,12 +393,12 @@ class Writeback:
             self._check_online(self._awaited(self.pending(), folder))
             return
         self.queue.drain(lambda jobs: self._awaited(jobs, folder), timeout=timeout, interrupted=interrupted)
-        self.service_cache.drain(timeout=timeout, interrupted=interrupted)
+        self.view_cache.drain(timeout=timeout, interrupted=interrupted)
 
     def check_refused(self, folder: str) -> None:
         """Raises TryAgain if the close of a file below has failed."""
         with self.queue.lock:
-            refused = [error for inode, error in self._refused.items() if paths.is_below(inode.path, folder)]
+            refused = [error for inode, error in self._refused.items() if paths.is_within(inode.path, folder)]
         if refused:
             raise TryAgain(f"{refused[0]}; write it again, or remove it")
 
@@ -407,7 +407,7 @@ class Writeback:
         deadline = self._clock.monotonic() + RELEASE_BOUND
         with self.queue.lock:
             while open_files := [
-                inode.path for inode in self._closing if paths.is_below(inode.path, folder) and not inode.local_only
+                inode.path for inode in self._closing if paths.is_within(inode.path, folder) and not inode.local_only
             ]:
                 if self._clock.monotonic() > deadline:
                     raise WrongState(f"/{open_files[0]} is still open for writing; close it first")
@@ -418,7 +418,7 @@ class Writeback:
         with self.queue.lock:
             needed = self.deletes.awaited(folder, self._uploads)
             return [
-                job for job in jobs if job in needed or (job.kind == "upload" and paths.is_below(job.path, folder))
+                job for job in jobs if job in needed or (job.kind == "upload" and paths.is_within(job.path, folder))
             ]
 
     def _in_burst(self) -> bool:

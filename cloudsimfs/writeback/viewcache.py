@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 HOLD = 1.0  # seconds between looks whether a burst of uploads is over
 
 
-class ServiceCache:
+class ViewCache:
     """`in_burst` says whether more uploads are about to end; it is called with no lock held."""
 
     def __init__(self, client: Client, *, clock: Clock, in_burst: Callable[[], bool]) -> None:
@@ -37,7 +37,7 @@ class ServiceCache:
         self._wanted = 0  # how many it is to know without delay, for somebody waits; guarded by the queue's lock
         # Held while the service is told, so that who comes second finds it told.
         self._telling = threading.Lock()
-        self.told_at = 0.0  # monotonic seconds: listings asked for before do not know our uploads
+        self.invalidated_at = 0.0  # monotonic seconds: listings asked for before do not know our uploads
 
     def start(self) -> None:
         """After the process has forked."""
@@ -52,7 +52,7 @@ class ServiceCache:
             self._ended += 1
             self._put_job_locked()
 
-    def tell(self) -> None:
+    def invalidate(self) -> None:
         """Delete the service's cache now, if uploads have ended since it was last deleted."""
         with self._telling:
             with self._queue.lock:
@@ -61,7 +61,7 @@ class ServiceCache:
                     return
             try:
                 self._client.delete_cache(urgency=Urgency.BACKGROUND)
-                self.told_at = self._clock.monotonic()
+                self.invalidated_at = self._clock.monotonic()
             except NotOffered:
                 log.debug("this account has no cache to delete")
             except BaseException:
@@ -89,4 +89,4 @@ class ServiceCache:
         if not somebody_waits and self._in_burst():
             job.again = HOLD
             return
-        self.tell()
+        self.invalidate()

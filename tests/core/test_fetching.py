@@ -167,9 +167,9 @@ def test_the_cache_counts_what_is_on_its_way(box: Sandbox, tmp_path: Path) -> No
     """The limit is one: bytes about to be kept are not on the disk yet, and taken all the same."""
     client = connect(base_url=box.url, key=box.key, api="v1")
     cache = DataCache(tmp_path / "cache", limit=1 << 20, client=client)
-    with cache.claim(600_000), pytest.raises(NoSpace), cache.claim(600_000):
+    with cache.reserve(600_000), pytest.raises(NoSpace), cache.reserve(600_000):
         pass
-    with cache.claim(600_000):  # nothing was kept
+    with cache.reserve(600_000):  # nothing was kept
         pass
     cache.close()
     client.close()

@@ -148,7 +148,7 @@ class Machine(RuleBasedStateMachine):
         return self.can_reach(path) and self.world.size(path) is not None
 
     def below(self, folder: str) -> list[str]:
-        return [path for path in FILES if paths.is_below(path, folder)]
+        return [path for path in FILES if paths.is_within(path, folder)]
 
     # -- what we do ----------------------------------------------------------------------------------------
 
@@ -202,7 +202,7 @@ class Machine(RuleBasedStateMachine):
         """`rm -r`."""
         if self.broken or not self.is_there_now(folder) or not self.is_certain(folder):
             return
-        for directory in sorted((each for each in FOLDERS if paths.is_below(each, folder)), reverse=True):
+        for directory in sorted((each for each in FOLDERS if paths.is_within(each, folder)), reverse=True):
             if self.is_there_now(directory):
                 for name, attr in self.world.tree.readdir(directory):
                     assert not attr.is_dir
@@ -287,7 +287,7 @@ class Machine(RuleBasedStateMachine):
         self.world = World(self.box, self.directory, self.api, self.clock)
         # of a folder removed and made anew it is not known any more what the service has
         remade = self.removed | self.touched.intersection(FOLDERS)
-        self.known = {path for path in self.known if not any(paths.is_below(path, folder) for folder in remade)}
+        self.known = {path for path in self.known if not any(paths.is_within(path, folder) for folder in remade)}
 
     # -- what others do ------------------------------------------------------------------------------------
 
@@ -373,7 +373,7 @@ class Machine(RuleBasedStateMachine):
                 assert size in self.allowed(path), f"{path}: {size}, not {self.allowed(path)}"
         found, unread = self.walk()
         for path in FILES:
-            if not any(paths.is_below(path, folder) for folder in unread):
+            if not any(paths.is_within(path, folder) for folder in unread):
                 size = found.get(path)
                 assert size in self.allowed(path), f"{path}: {size}, not {self.allowed(path)}"
 

@@ -82,7 +82,7 @@ def test_a_delete_that_stays_refused_is_given_up(box: Sandbox, files: _Files, cl
     assert names(files) == ["d", "f"]
     assert [name for name, _ in files.tree.readdir("d")] == ["x"]
     assert sorted(files.writeback.deletes.given_up()) == ["d", "f"]
-    assert list(files.journal.gone()) == []
+    assert list(files.journal.tombstones()) == []
     box.faults.remove(fault)
     changes.unlink(files.tree, "f")
     files.writeback.drain(timeout=patient(30))

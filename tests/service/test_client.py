@@ -85,7 +85,7 @@ def test_listings(client: Client, box: Sandbox) -> None:
     listed = client.list_directory(case.id, "case")
     assert sorted(entry.name for entry in listed) == ["a.txt", "b ü'&.txt", "sub"]
     assert all(entry.mtime_ns for entry in listed)
-    pages = 2 if client.version == "v2" else 1
+    pages = 2 if client.api_version == "v2" else 1
     assert box.calls.counts() == {"list": 2 * pages}
     files = {entry.path: entry.size for entry in client.list_all() if not entry.is_dir}
     assert files == {path: len(data) for path, data in TREE.items()}
@@ -125,7 +125,7 @@ def test_view(client: Client) -> None:
     folder = client.view("case")
     assert folder is not None
     assert folder.entry.is_dir
-    if client.version == "v1":
+    if client.api_version == "v1":
         assert folder.children is not None
         assert len(folder.children) == 3
         assert client.view("case/none") is None
@@ -445,7 +445,7 @@ def test_auto_costs_one_call(opened: Open, box: Sandbox, enabled: bool) -> None:
     client = opened("auto")
     assert box.calls.api_count() == 0
     with ThreadPoolExecutor(8) as pool:
-        found = set(pool.map(lambda _: client.version, range(8)))
+        found = set(pool.map(lambda _: client.api_version, range(8)))
     assert found == {"v2" if enabled else "v1"}
     assert box.calls.api_count() == 1
 
@@ -455,11 +455,11 @@ def test_a_passing_failure_does_not_decide_the_version(opened: Open, box: Sandbo
     clock = ManualClock()
     client = opened("auto", clock=clock)
     box.faults.add("cpu", "status", status=403, body=body, times=2)
-    assert [client.version for _ in range(3)] == ["v1"] * 3
+    assert [client.api_version for _ in range(3)] == ["v1"] * 3
     clock.advance(600)
-    assert [client.version for _ in range(3)] == ["v1"] * 3
+    assert [client.api_version for _ in range(3)] == ["v1"] * 3
     clock.advance(1200)
-    assert [client.version for _ in range(3)] == ["v2"] * 3
+    assert [client.api_version for _ in range(3)] == ["v2"] * 3
     assert box.calls.counts()["cpu"] == 3
 
 
@@ -608,7 +608,7 @@ def test_one_client_serves_many_threads(client: Client, box: Sandbox) -> None:
 
 def test_the_call_that_finds_the_version_out_is_not_made_twice(opened: Open, box: Sandbox) -> None:
     client = opened("auto")
-    assert client.version == "v2"
+    assert client.api_version == "v2"
     assert client.cpu_values() == tuple(str(cpu) for cpu in box.settings.cpus)
     assert box.calls.counts() == {"cpu": 1}
     client.cpu_values()

@@ -16,13 +16,13 @@ from typing import Any
 
 from cloudsimfs.datacache.cache import DataCache
 from cloudsimfs.datacache.content import Content
-from cloudsimfs.inode import Gone
+from cloudsimfs.inode import Tombstone
 from cloudsimfs.journal.journal import Journal
 from cloudsimfs.operations import Operations
 from cloudsimfs.service import Client
 from cloudsimfs.vfs.adoption import Handover
 from cloudsimfs.vfs.tree import Tree
-from cloudsimfs.writeback.fsyncer import Syncer
+from cloudsimfs.writeback.fsyncer import Fsyncer
 from cloudsimfs.writeback.uploads import Writeback
 
 
@@ -35,19 +35,19 @@ POINTS: dict[str, tuple[type, str, Callable[..., bool]]] = {
     "1-written": (Content, "write", always),
     "2-committed": (Writeback, "commit", lambda _, inode, **__: inode.committed),
     "3-closed": (Operations, "release", always),
-    "4-synced": (Syncer, "sync", always),
+    "4-synced": (Fsyncer, "sync", always),
     "5-uploaded": (Client, "upload", always),
     "6-stored": (Journal, "save_file", lambda _, row: row.state == "stored"),
-    "7-confirmed": (Tree, "_retire", lambda _, item, __: not isinstance(item, Gone) and not item.is_dir),
+    "7-confirmed": (Tree, "_retire", lambda _, item, __: not isinstance(item, Tombstone) and not item.is_dir),
     "8-evicted": (DataCache, "_make_room", always),
     "bytes-dropped": (Content, "drop", always),
     "unlinked": (Operations, "unlink", always),
     "folder-removed": (Operations, "rmdir", always),
     "renamed": (Operations, "rename", always),
     "deleted": (Client, "delete", always),
-    "delete-kept": (Journal, "save_gone", lambda _, row: row.done),
-    "tombstone-dropped": (Journal, "drop_gone", always),
-    "tombstone-retired": (Tree, "_retire", lambda _, item, __: isinstance(item, Gone)),
+    "delete-kept": (Journal, "save_tombstone", lambda _, row: row.done),
+    "tombstone-dropped": (Journal, "drop_tombstone", always),
+    "tombstone-retired": (Tree, "_retire", lambda _, item, __: isinstance(item, Tombstone)),
     "service-told": (Client, "delete_cache", always),
     "handover-1-recorded": (Handover, "record", always),
     "handover-2-linked": (Handover, "link", always),

@@ -81,7 +81,7 @@ class World:
         )
         self.files = _Files(config, self.client, clock, on_change=lambda _directory, _names: None)
         self.tree = self.files.tree
-        self.queues: list[WorkQueue] = [self.files.writeback.queue, self.files.writeback.service_cache._queue]
+        self.queues: list[WorkQueue] = [self.files.writeback.queue, self.files.writeback.view_cache._queue]
         replay(self.tree)
         self.files.listings.start()
         self.files.writeback.start()

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from cloudsimfs.inode import Gone, Inode, LocalAttr, WriteState
+from cloudsimfs.inode import Inode, LocalAttr, Tombstone, WriteState
 from cloudsimfs.service.model import Entry
 from cloudsimfs.vfs.overlay import (
     LATE_DELETES,
     LATE_UPLOADS,
-    gone_is_settled,
     inode_is_damaged,
     inode_is_settled,
     is_foreign,
+    tombstone_is_settled,
 )
 
 NOW = 1000.0
@@ -38,10 +38,10 @@ def folder(entry_id: int = 3) -> Entry:
     ],
 )
 def test_a_removed_folder(done: bool, listed: Entry | None, later: float, settled: bool) -> None:
-    gone = Gone("d", folder(), is_dir=True)
+    gone = Tombstone("d", folder(), is_dir=True)
     if done:
         gone.finish(NOW)
-    assert gone_is_settled(gone, listed, NOW + later) is settled
+    assert tombstone_is_settled(gone, listed, NOW + later) is settled
 
 
 @pytest.mark.parametrize(

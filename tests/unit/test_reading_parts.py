@@ -164,7 +164,7 @@ def test_a_log_says_what_was_added(tmp_path: Path) -> None:
     log.close()
     record = rangelog.load(tmp_path / "log")
     assert record is not None
-    assert record.version == ENTRY.version
+    assert record.version == ENTRY.fingerprint
     assert (list(record.present), record.end, record.etag) == ([(0, 200), (500, 1000)], 1000, '"tag"')
 
 

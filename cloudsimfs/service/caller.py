@@ -30,7 +30,7 @@ from cloudsimfs.service.budget import Budget, Urgency
 from cloudsimfs.service.call import Call, Timeouts
 from cloudsimfs.service.parsing import Hook
 from cloudsimfs.service.retry import Failed, Retrier
-from cloudsimfs.service.transport import HOPS, Reply, Wire
+from cloudsimfs.service.transport import HOPS, HttpTransport, Reply
 
 log = logging.getLogger(__name__)
 
@@ -84,12 +84,12 @@ class Outage:
     text: str
 
 
-class Exchange:
+class ApiCaller:
     """Makes API calls. All its waits end when `stop` of the retrier and the budget is set."""
 
     def __init__(
         self,
-        wire: Wire,
+        http: HttpTransport,
         budget: Budget,
         retrier: Retrier,
         clock: Clock,
@@ -100,7 +100,7 @@ class Exchange:
         key_in_query: bool,
         offline: bool,
     ) -> None:
-        self._wire = wire
+        self._http = http
         self._budget = budget
         self._retrier = retrier
         self._clock = clock
@@ -231,7 +231,7 @@ class Exchange:
         if limit is None:
             deadline = max(deadline, self._clock.monotonic() + self._timeouts.connect + self._timeouts.read)
         try:
-            reply = self._wire.send(
+            reply = self._http.send(
                 call.label,
                 call.method,
                 url,
