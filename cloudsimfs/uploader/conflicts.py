@@ -4,7 +4,7 @@
     f.conflict-HOST-TIME            what was closed here, if all of its bytes are here; else it becomes a draft
 
 Looked for just before an upload. The evidence is a listing that shows another version than the one the file here is
-based on, and one that cannot be our own upload, listed late (`overlay.is_foreign`): no evidence, no conflict. The
+based on, and one that cannot be our own upload, listed late (`evidence.is_foreign`): no evidence, no conflict. The
 listing at hand will do, so that a save costs no call (`DCache.at_hand`).
 
 Threading: called by upload workers with no lock held.
@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 
 from cloudsimfs import paths
 from cloudsimfs.inode import Inode, WriteState
+from cloudsimfs.vfs.evidence import is_foreign
 from cloudsimfs.vfs.names import conflict_names
-from cloudsimfs.vfs.overlay import is_foreign
 from cloudsimfs.vfs.tree import Tree
 from cloudsimfs.writeback.uploads import draft_row
 

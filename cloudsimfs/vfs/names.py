@@ -1,4 +1,6 @@
-"""Names with a meaning of our own: those that never leave this machine, and those of conflict copies. Pure."""
+"""Names with a meaning of our own: those that never leave this machine, those of conflict copies, and names that no
+listing has shown yet. Pure.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ import time
 from collections.abc import Iterator
 
 from cloudsimfs import paths
+from cloudsimfs.service.model import Entry
 
 # Names that editors and desktops drop: they stay here and are never uploaded (docs/architecture.md, "Namespace").
 LOCAL_NAMES = re.compile(
@@ -36,3 +39,15 @@ def _shortened(name: str, room: int) -> str:
     """A name that leaves room for so many more bytes."""
     encoded = name.encode("utf-8", "surrogateescape")[: paths.NAME_MAX - room]
     return encoded.decode("utf-8", "ignore") if len(encoded) < len(name.encode("utf-8", "surrogateescape")) else name
+
+
+def unknown_folder(path: str) -> Entry:
+    """A folder that the service may have; its id is found when it is needed."""
+    directory, name = paths.split(path)
+    return Entry(0, directory, name, is_dir=True)
+
+
+def unknown_file(path: str) -> Entry:
+    """A file stored here, whose id no listing has told yet."""
+    directory, name = paths.split(path)
+    return Entry(0, directory, name, is_dir=False)

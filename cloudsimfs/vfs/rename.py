@@ -14,9 +14,8 @@ from cloudsimfs.errors import Exists, Invalid, IsDirectory, NotDirectory, NotEmp
 from cloudsimfs.inode import Inode, Tombstone, WriteState
 from cloudsimfs.service.model import Entry
 from cloudsimfs.vfs.changes import listed_folder, remove_folder
-from cloudsimfs.vfs.names import HIDDEN_PREFIX, is_local_name
-from cloudsimfs.vfs.overlay import unknown_folder
-from cloudsimfs.vfs.tombstones import bury, claim_for_file, claim_for_folder, leave_folder, tombstone_of, unknown_file
+from cloudsimfs.vfs.names import HIDDEN_PREFIX, is_local_name, unknown_file, unknown_folder
+from cloudsimfs.vfs.tombstones import bury, claim_for_file, claim_for_folder, leave_folder, tombstone_of
 from cloudsimfs.vfs.tree import Node, Tree, is_dir
 
 

@@ -16,8 +16,7 @@ from cloudsimfs import paths
 from cloudsimfs.errors import NoSpace
 from cloudsimfs.inode import Inode, LocalAttr, Tombstone, WriteState
 from cloudsimfs.journal.rows import DraftRow, FileRow, TombstoneRow
-from cloudsimfs.vfs.names import HIDDEN_PREFIX, is_local_name
-from cloudsimfs.vfs.overlay import unknown_folder
+from cloudsimfs.vfs.names import HIDDEN_PREFIX, is_local_name, unknown_folder
 from cloudsimfs.vfs.tree import Tree
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,8 @@ from cloudsimfs import paths
 from cloudsimfs.errors import NotDirectory, NotFound
 from cloudsimfs.inode import Inode, Tombstone
 from cloudsimfs.service.model import Entry
-from cloudsimfs.vfs.overlay import is_later, unknown_folder
+from cloudsimfs.vfs.evidence import is_later
+from cloudsimfs.vfs.names import unknown_file, unknown_folder
 from cloudsimfs.vfs.tree import Tree
 
 log = logging.getLogger(__name__)
@@ -139,12 +140,6 @@ def _hide_folders(tree: Tree, path: str, *, below: str) -> None:
         tree.overlay.put(folder, tombstone)
         tree.writeback.deletes.save(tombstone)
         folder = paths.parent(folder)
-
-
-def unknown_file(path: str) -> Entry:
-    """A file stored here, whose id no listing has told yet."""
-    directory, name = paths.split(path)
-    return Entry(0, directory, name, is_dir=False)
 
 
 # -- what the deletes ask and say -------------------------------------------------------------------------

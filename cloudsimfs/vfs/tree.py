@@ -27,8 +27,9 @@ from cloudsimfs.listings.cache import Listing
 from cloudsimfs.listings.dcache import DCache
 from cloudsimfs.service.model import Entry
 from cloudsimfs.vfs.attrs import LocalAttrs
-from cloudsimfs.vfs.names import HIDDEN_PREFIX
-from cloudsimfs.vfs.overlay import Item, Overlay, is_ours, unknown_folder
+from cloudsimfs.vfs.evidence import is_ours
+from cloudsimfs.vfs.names import HIDDEN_PREFIX, unknown_folder
+from cloudsimfs.vfs.overlay import Item, Overlay, Verdict
 from cloudsimfs.writeback.uploads import Writeback
 
 log = logging.getLogger(__name__)
@@ -127,7 +128,8 @@ class Tree:
         with self.lock:
             if self._seen.get(directory) != listing.asked_at:
                 self._seen[directory] = listing.asked_at
-                self.overlay.reconcile(directory, listing.names, listing.asked_at, self._retire, self._resend)
+                for verdict in self.overlay.reconcile(directory, listing.names, listing.asked_at):
+                    self._act_on(verdict)
         return listing
 
     def readdir(self, path: str, *, hidden: bool = False) -> list[tuple[str, Attr]]:
@@ -146,8 +148,14 @@ class Tree:
                 if hidden or not name.startswith(HIDDEN_PREFIX)
             ]
 
+    def _act_on(self, verdict: Verdict) -> None:
+        if verdict.damaged and isinstance(verdict.item, Inode) and verdict.entry is not None:
+            self._resend(verdict.item, verdict.entry)
+        else:
+            self._retire(verdict.item, verdict.entry)
+
     def _retire(self, item: Item, entry: Entry | None) -> None:
-        """A listing settles an overlay item, or what one covers. The caller holds the lock."""
+        """A listing settles an overlay item, or what one hides. The caller holds the lock."""
         if self.overlay.get(item.path) is item:
             self.overlay.pop(item.path)
         if isinstance(item, Tombstone):
@@ -167,7 +175,7 @@ class Tree:
 
     def _resend(self, inode: Inode, entry: Entry) -> None:
         """The service has lost bytes of what it acknowledged: they are still here. The caller holds the lock."""
-        log.warning("/%s: the service lists %d bytes of %d; stored again", inode.path, entry.size, inode.size)
+        log.warning("/%s: the service lists %d bytes of %d; it is uploaded again", inode.path, entry.size, inode.size)
         with inode.lock:
             inode.transition("damaged")
             self.writeback.enqueue(inode)

@@ -6,7 +6,7 @@ import pytest
 
 from cloudsimfs.inode import Inode, LocalAttr, Tombstone, WriteState
 from cloudsimfs.service.model import Entry
-from cloudsimfs.vfs.overlay import (
+from cloudsimfs.vfs.evidence import (
     LATE_DELETES,
     LATE_UPLOADS,
     inode_is_damaged,
