@@ -30,7 +30,7 @@ from cloudsimfs.service.model import Entry
 if TYPE_CHECKING:
     from cloudsimfs.datacache.content import Content
 
-BLOCK = 512  # bytes, the unit of st_blocks (stat(2))
+ST_BLOCK = 512  # bytes, the unit of st_blocks (stat(2))
 NOBODY, ANYBODY = 0, -1  # besides the number of a handle: who may overwrite a closed state
 
 
@@ -90,51 +90,61 @@ class LocalAttr:
     version: tuple[int, int, int] | None = None
 
 
-class Inode:
-    """A file or folder with local truth, or one that is open."""
+@dataclass(slots=True, eq=False)
+class InodeState:
+    """What of an inode may change, and is taken back when a step fails.
+
+    Guarded by Inode.lock, but for the fields marked Tree.
+    """
+
+    path: str  # Tree
+    attr: LocalAttr
+    entry: Entry | None  # what the service had under this path when last seen; None: nothing
+    unlinked: bool = False  # Tree
+    replaced: bool = False  # Tree, and read without it: a listing has shown another version to an open reader's name
+    content: Content | None = None  # None until first opened
+    # How many bytes of `content` are the closed state that the journal speaks of, and must not change; None: that is
+    # `closed_content`, or there is none.
+    closed_size: int | None = None
+    closed_by: int = NOBODY  # whose close(2) or fsync(2) that was, and who may thus take it back by writing on
+    closed_content: Content | None = None  # the closed state while the next one is written into a copy of it
+    since_ns: int = 0  # when it was first written to after the last close
+    state: WriteState = WriteState.CLEAN
+    generation: int = 0  # counts closed or changing contents
+    committed: bool = False  # the journal has the present bytes as a closed state
+    hides: Tombstone | None = None  # Tree; of a folder: the removed file that had its name, until that is settled
+    pinned: bool = False  # the content is acquired for the open handles
+    opens: int = 0  # Tree
+    writers: int = 0  # Tree
+    uploaded: bool = False  # an upload under this path has begun since `entry` was listed: there may be more than it
+    based_at: float = math.inf  # monotonic seconds; since when `entry` is the base
+    stored_ns: int | None = None  # the store's clock when the last generation was stored: theirs is newer
+    )
+    stored_size: int = -1  # bytes of that generation
+    stored_at: float = math.inf  # monotonic seconds of that, or of the replay
+    in_doubt: bool = False  # an upload has begun since whose outcome is not known
+    local_only: bool = False  # Tree; names that never leave this machine (`names.is_local_name`)
+
+
+class Inode(InodeState):
+    """A file or folder with local truth, or one that is open: its identity, around the state."""
 
     def __init__(self, path: str, *, is_dir: bool, entry: Entry | None, attr: LocalAttr) -> None:
-        self.lock = threading.RLock()
+        super().__init__(path, attr, entry)
         self.is_dir = is_dir
-        self.path = path  # guarded by Tree.lock
-        self.unlinked = False  # guarded by Tree.lock
-        self.attr = attr  # guarded by lock
-        # What the service had under this path when last seen; None: nothing.
-        self.entry = entry  # guarded by lock
-        self.content: Content | None = None  # guarded by lock; None until first opened
+        self.lock = threading.RLock()
         # Held by who changes the bytes, before `lock` and longer: a copy is made before the first of them changes.
         self.writing = threading.Lock()
-        # How many bytes of `content` are the closed state that the journal speaks of, and must not change; None: it
-        # speaks of `superseded`, or of none; guarded by lock.
-        self.closed_size: int | None = None
-        # Whose close(2) or fsync(2) that was, and who may thus take it back by writing on; guarded by lock.
-        self.closed_by = NOBODY
-        # The closed content while the next state is written into a copy, until that is closed; guarded by lock.
-        self.closed_content: Content | None = None
-        self.since_ns = 0  # when it was first written to after the last close; guarded by lock
-        self.state = WriteState.CLEAN  # guarded by lock
-        self.generation = 0  # guarded by lock; counts closed or changing contents
-        self.committed = False  # guarded by lock; the journal has the present bytes as a closed state
-        # Of a folder: the removed file that had its name, until that is settled; guarded by Tree.lock.
-        self.hides: Tombstone | None = None
-        self.pinned = False  # guarded by lock; the content is acquired for the open handles
-        self.opens = 0  # guarded by Tree.lock
-        self.writers = 0  # guarded by Tree.lock
-        # An upload under this path has begun since `entry` was listed: the service may have more than it.
-        self.uploaded = False  # guarded by lock
-        self.based_at = math.inf  # monotonic seconds; since when `entry` is the base; guarded by lock
-        # The store's clock when the last generation was stored, to tell our version from a newer one.
-        self.stored_ns: int | None = None  # guarded by lock
-        self.stored_size = -1  # bytes of that generation; guarded by lock
-        self.in_doubt = False  # an upload has begun since whose outcome is not known; guarded by lock
-        self.stored_at = math.inf  # monotonic seconds of that, or of the replay; guarded by lock
-        # Local-only names (editor droppings, .fuse_hidden*) are never uploaded.
-        self.local_only = False  # guarded by Tree.lock
 
     def snapshot(self) -> Callable[[], None]:
-        """What puts every field back as it is now. The caller holds both locks till that is called, or not wanted."""
-        fields = dict(vars(self))
-        return lambda: vars(self).update(fields)
+        """Return a function that restores the state. The caller holds both locks until the step has ended."""
+        before = [(name, getattr(self, name)) for name in InodeState.__slots__]
+
+        def restore() -> None:
+            for name, value in before:
+                setattr(self, name, value)
+
+        return restore
 
     def rebase(self, entry: Entry | None, *, uploaded: bool, at: float) -> None:
         """What the service has under the name from now (`at`, monotonic seconds) on. The caller holds `lock`.

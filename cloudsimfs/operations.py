@@ -29,7 +29,7 @@ from cloudsimfs.fuse.binding import (
     stay_attached,
 )
 from cloudsimfs.fuse.previews import is_preview
-from cloudsimfs.inode import BLOCK, Attr
+from cloudsimfs.inode import ST_BLOCK, Attr
 from cloudsimfs.vfs import changes
 from cloudsimfs.vfs.attrs import path_ino
 from cloudsimfs.vfs.handles import Handles
@@ -371,7 +371,7 @@ def _stat(attr: Attr) -> dict[str, int]:
         "st_mode": attr.mode,
         "st_nlink": attr.nlink,
         "st_size": attr.size,
-        "st_blocks": -(-attr.size // BLOCK),
+        "st_blocks": -(-attr.size // ST_BLOCK),
         "st_blksize": BLOCK_SIZE,
         "st_uid": attr.uid,
         "st_gid": attr.gid,

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from cloudsimfs.inode import BLOCK, Attr
+from cloudsimfs.inode import ST_BLOCK, Attr
 
 # The binding looks for libfuse 2 first unless told (the environment is the only way to tell it).
 if "FUSE_LIBRARY_PATH" not in os.environ and ctypes.util.find_library("fuse3"):
@@ -138,7 +138,7 @@ class KernelCache:
 def _fill(status: Any, attr: Attr) -> None:
     """A C struct stat."""
     status.st_ino, status.st_mode, status.st_nlink = attr.ino, attr.mode, attr.nlink
-    status.st_size, status.st_blocks, status.st_blksize = attr.size, -(-attr.size // BLOCK), BLOCK_SIZE
+    status.st_size, status.st_blocks, status.st_blksize = attr.size, -(-attr.size // ST_BLOCK), BLOCK_SIZE
     status.st_uid, status.st_gid = attr.uid, attr.gid
     for spec, nanoseconds in (
         (status.st_atimespec, attr.atime_ns),
