@@ -119,7 +119,6 @@ class InodeState:
     uploaded: bool = False  # an upload under this path has begun since `entry` was listed: there may be more than it
     based_at: float = math.inf  # monotonic seconds; since when `entry` is the base
     stored_ns: int | None = None  # the store's clock when the last generation was stored: theirs is newer
-    )
     stored_size: int = -1  # bytes of that generation
     stored_at: float = math.inf  # monotonic seconds of that, or of the replay
     in_doubt: bool = False  # an upload has begun since whose outcome is not known

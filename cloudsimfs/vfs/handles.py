@@ -63,8 +63,7 @@ class Handles:
         self._next = itertools.count(1)
 
     def get(self, fh: int) -> Handle:
-        with self.lock:
-            handle = self._handles.get(fh)
+        handle = self._handles.get(fh)  # one look-up in a dict is atomic
         if handle is None:
             raise BadHandle(f"handle {fh}")
         return handle
@@ -151,7 +150,8 @@ class Handles:
 
     def _size_shown(self, handle: Handle) -> int | None:
         """The size of the version that has replaced the one that is read: the kernel has one for both."""
-        return None if handle.writable else self._tree.superseding_size(handle.inode)
+        inode = handle.inode
+        return self._tree.replacing_size(inode) if inode.replaced and not handle.writable else None
 
     def _look_again(self, inode: Inode) -> bool:
         """The version is gone from the service: have the next one listed, for the next open at least."""
@@ -167,7 +167,7 @@ class Handles:
         is the same there (tail -f). True if the handle has moved on.
         """
         inode = handle.inode
-        if handle.writable or inode.content is None or not self._tree.replaced_remotely(inode):
+        if handle.writable or inode.content is None or not inode.replaced:
             return False
         try:
             newer = self._tree.open(inode.path, write=False)

@@ -170,8 +170,11 @@ class Tree:
                     self.journal.drop_file(item.attr.ino)
                     self._confirm(item, entry)
             same = entry is not None and item.entry is not None and entry.fingerprint == item.entry.fingerprint
-            if item.opens and item.state is WriteState.CLEAN and same:
-                self.overlay.put(item.path, item)  # still open: new opens share it
+            if item.opens and item.state is WriteState.CLEAN:
+                if same:
+                    self.overlay.put(item.path, item)  # still open: new opens share it
+                else:
+                    item.replaced = not item.unlinked
 
     def _resend(self, inode: Inode, entry: Entry) -> None:
         """The service has lost bytes of what it acknowledged: they are still here. The caller holds the lock."""
@@ -358,17 +361,8 @@ class Tree:
             self.forget_attr(inode.path)
         self.dcache.invalidate(paths.parent(inode.path))
 
-    def replaced_remotely(self, inode: Inode) -> bool:
-        """Whether a listing has shown another version under the path of a file that is open for reading."""
-        with self.lock:
-            return (
-                inode.state is WriteState.CLEAN and not inode.unlinked and self.overlay.get(inode.path) is not inode
-            )
-
-    def superseding_size(self, inode: Inode) -> int | None:
-        """The size of that other version, None if there is none or it is not known without a call."""
-        if not self.replaced_remotely(inode):
-            return None
+    def replacing_size(self, inode: Inode) -> int | None:
+        """The size of the version that has replaced an open one, None if it is not known without a call."""
         with self.lock:
             item = self.overlay.get(inode.path)
         if isinstance(item, Inode):
