@@ -11,7 +11,6 @@ closed state is copied, and Inode.lock, in this order.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import threading
@@ -310,13 +309,15 @@ class Handles:
             left = self._left.pop(fh, None)
         if handle is None:
             raise BadHandle(f"handle {fh}")
+        refusal: CloudsimfsError | None = None
         try:
             if handle.writable:
-                with handle.inode.lock, contextlib.suppress(CloudsimfsError):  # the last close() has said so
-                    # a mapped page may have been written after the last flush
-                    self._writeback.commit(handle.inode, by=fh)
+                with handle.inode.lock:
+                    self._writeback.commit(handle.inode, by=fh)  # a mapped page may be newer than the last flush
+        except CloudsimfsError as error:
+            refusal = error  # the last close(2) has said so
         finally:  # whatever went wrong: who counts as open for ever is never uploaded again
-            self._tree.close(handle.inode, write=handle.writable)
+            self._tree.close(handle.inode, write=handle.writable, refusal=refusal)
             if left is not None:
                 self._tree.close(left, write=False)
 

@@ -20,7 +20,7 @@ from cloudsimfs import paths
 from cloudsimfs.clock import Clock
 from cloudsimfs.datacache.cache import DataCache
 from cloudsimfs.datacache.content import Content
-from cloudsimfs.errors import IsDirectory, NotDirectory, NotFound, ServiceError, TryAgain, WrongState
+from cloudsimfs.errors import CloudsimfsError, IsDirectory, NotDirectory, NotFound, ServiceError, TryAgain, WrongState
 from cloudsimfs.inode import Attr, Inode, LocalAttr, Tombstone, WriteState
 from cloudsimfs.journal.journal import Journal
 from cloudsimfs.listings.cache import Listing
@@ -319,9 +319,10 @@ class Tree:
             inode.content = self.datacache.for_entry(inode.entry)
         return inode.content
 
-    def close(self, inode: Inode, *, write: bool) -> None:
+    def close(self, inode: Inode, *, write: bool, refusal: CloudsimfsError | None = None) -> None:
         """One handle less. After the last one that could write, what it wrote is queued for upload.
 
+        `refusal` is what the commit of this handle's bytes has failed with, if it has: they are not uploaded.
         One step under the lock: who opens the file next finds it dirty with a writer, or queued, never in between.
         """
         with self.lock:
@@ -329,7 +330,7 @@ class Tree:
             inode.writers -= write
             try:
                 if write and inode.writers == 0:
-                    self.writeback.close(inode)
+                    self.writeback.close(inode, refusal)
             finally:
                 self._closed(inode)
 

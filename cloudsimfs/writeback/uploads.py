@@ -155,17 +155,19 @@ class Writeback:
             self._journal.on_commit(inode.closed_content.drop)
             inode.closed_content = None
 
-    def close(self, inode: Inode) -> None:
-        """After the last handle that could write: upload what was written, unless close() could not accept it."""
+    def close(self, inode: Inode, refusal: CloudsimfsError | None = None) -> None:
+        """After the last handle that could write: upload what was written, unless close(2) could not accept it.
+
+        `refusal` is what its commit has failed with.
+        """
         with inode.lock:
             if inode.state is not WriteState.DIRTY or inode.unlinked:
                 return
-            try:
-                self.commit(inode)
-            except CloudsimfsError as error:
-                log.error("/%s is not uploaded: %s", inode.path, error)
+            if not inode.committed:
+                reason = str(refusal or "its last state could not be recorded")
+                log.error("/%s is not uploaded: %s", inode.path, reason)
                 with self.queue.lock:
-                    self._refused[inode] = str(error)
+                    self._refused[inode] = reason
                 return
             inode.transition("close")
             self.enqueue(inode)
