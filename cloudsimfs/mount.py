@@ -46,7 +46,9 @@ from cloudsimfs.listings.store import ListingStore
 from cloudsimfs.operations import Operations
 from cloudsimfs.service import Client, connect
 from cloudsimfs.uploader.conflicts import Conflicts
-from cloudsimfs.vfs import adoption, tombstones
+from cloudsimfs.uploader.delete import Deleter
+from cloudsimfs.uploader.upload import Uploader
+from cloudsimfs.vfs import adoption
 from cloudsimfs.vfs.handles import Handles
 from cloudsimfs.vfs.recovery import Recovery
 from cloudsimfs.vfs.replay import replay
@@ -172,7 +174,7 @@ class Mount:
         self._files.listings.start()
         self._files.fsyncer.start()
         if not self._config.offline:
-            self._files.writeback.start()
+            self._files.start_uploads()
         version = ".".join(map(str, library_version()))
         log.info(
             "cloudsimfs %s serves %s on %s (libfuse %s)",
@@ -331,17 +333,11 @@ class _Files:
             delay=config.write_back,
             offline=config.offline,
             clock=clock,
-            on_stored=lambda inode: self.tree.stored(inode),
-            on_deleted=lambda tombstone: tombstones.deleted(self.tree, tombstone),
-            on_kept=lambda tombstone: tombstones.kept(self.tree, tombstone),
-            find_entry=lambda path, since: self.dcache.entry(path, since=since),
-            may_delete_folder=lambda tombstone, since: tombstones.only_holds(self.tree, tombstone, since),
-            was_replaced=lambda entry: tombstones.was_replaced(self.tree, entry),
-            evade_conflict=lambda inode: self.conflicts.evade(inode),
-            set_aside=lambda inode: self.conflicts.set_aside(inode),
         )
         self.tree = Tree(self.dcache, self.datacache, self.writeback, self.journal, owner=_owner(config), clock=clock)
         self.conflicts = Conflicts(self.tree, on_conflict=on_change)
+        self._uploader = Uploader(client, self.tree, self.writeback, self.conflicts, clock=clock)
+        self._deleter = Deleter(client, self.tree, self.writeback, clock=clock)
         self.handles = Handles(
             self.tree,
             self.datacache,
@@ -351,6 +347,9 @@ class _Files:
             may_preview=lambda: is_spare(client.budget.snapshot()),
         )
         self.recovery = Recovery(self.tree, self.handles)
+
+    def start_uploads(self) -> None:
+        self.writeback.start({"upload": self._uploader.run, "delete": self._deleter.run})
 
 
 def _owner(config: Config) -> Owner:

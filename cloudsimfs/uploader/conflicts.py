@@ -22,7 +22,7 @@ from cloudsimfs.inode import Inode, WriteState
 from cloudsimfs.vfs.evidence import is_foreign
 from cloudsimfs.vfs.names import conflict_names
 from cloudsimfs.vfs.tree import Tree
-from cloudsimfs.writeback.uploads import draft_row
+from cloudsimfs.writeback.rows import draft_row
 
 log = logging.getLogger(__name__)
 

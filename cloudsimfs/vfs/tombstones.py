@@ -1,9 +1,9 @@
 """Names that were removed here: a tombstone hides what the service still lists under them, until a listing agrees.
 
-`deletes` has the service delete what a tombstone names; what it asks, and says of the outcome, is below.
+`uploader.delete` has the service delete what a tombstone names; what it asks, and says of the outcome, is below.
 
 Locks: what makes and takes tombstones away is called with the tree's lock held, in a transaction (`Tree.changing`);
-what `deletes` calls, with none.
+what `uploader.delete` calls, with none.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from collections.abc import Iterable
 from cloudsimfs import paths
 from cloudsimfs.errors import NotDirectory, NotFound
 from cloudsimfs.inode import Inode, Tombstone
+from cloudsimfs.listings.dcache import DCache
 from cloudsimfs.service.model import Entry
 from cloudsimfs.vfs.evidence import is_later
 from cloudsimfs.vfs.names import unknown_file, unknown_folder
 from cloudsimfs.vfs.tree import Tree
 
 log = logging.getLogger(__name__)
-
-REMOVAL_AGE = 60.0  # seconds; how old the listings may be on which the delete of a whole folder is based
 
 # -- removing a name, and using it again -------------------------------------------------------------------
 
@@ -142,17 +141,16 @@ def _hide_folders(tree: Tree, path: str, *, below: str) -> None:
         folder = paths.parent(folder)
 
 
-# -- what the deletes ask and say -------------------------------------------------------------------------
+# -- what one delete asks and says ------------------------------------------------------------------------
 
 
-def only_holds(tree: Tree, tombstone: Tombstone, since: float | None) -> bool:
+def only_holds(dcache: DCache, tombstone: Tombstone, since: float) -> bool:
     """Whether a removed folder holds nothing but what was deleted here.
 
-    By listings asked for after `since` (monotonic seconds); None: by such as are not older than REMOVAL_AGE.
+    By listings asked for after `since` (monotonic seconds).
     """
-    after = tree.monotonic() - REMOVAL_AGE if since is None else since
     ours = {entry.path: entry for entry in tombstone.below}
-    tree.dcache.look_into({tombstone.path, *(entry.dirname for entry in tombstone.below)}, since=after)
+    dcache.look_into({tombstone.path, *(entry.dirname for entry in tombstone.below)}, since=since)
 
     def was_removed(entry: Entry) -> bool:
         removed = ours.get(entry.path)
@@ -160,7 +158,7 @@ def only_holds(tree: Tree, tombstone: Tombstone, since: float | None) -> bool:
 
     def check(directory: str) -> bool:
         try:
-            names = tree.dcache.listing(directory, since=after).names
+            names = dcache.listing(directory, since=since).names
         except NotFound:
             return True
         except NotDirectory:
@@ -170,9 +168,9 @@ def only_holds(tree: Tree, tombstone: Tombstone, since: float | None) -> bool:
     return check(tombstone.path)
 
 
-def was_replaced(tree: Tree, entry: Entry) -> bool:
+def was_replaced(dcache: DCache, entry: Entry) -> bool:
     """Whether others have stored a later file in place of a removed one, as the listing at hand shows."""
-    listing = tree.dcache.at_hand(entry.dirname)
+    listing = dcache.at_hand(entry.dirname)
     found = None if listing is None else listing.names.get(entry.name)
     if found is None or found.is_dir or not is_later(entry, found):
         return False

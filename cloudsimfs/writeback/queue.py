@@ -1,7 +1,8 @@
 """A queue of jobs that run in the background: due times, order by path, retry with growing delay, draining.
 
-It knows neither files nor services. One job per path runs at a time, and none below a folder that a running job
-holds as a whole. A job that fails runs again, for ever, later each time, and its error can be seen meanwhile.
+It knows neither files nor services: a job is data, and who starts the queue says what runs the jobs of each kind.
+One job per path runs at a time, and none below a folder that a running job holds as a whole. A job that fails runs
+again, for ever, later each time, and its error can be seen meanwhile.
 
 Lock: `WorkQueue.lock`, a condition; protects the queue and every field of its jobs. Jobs run with no lock held.
 """
@@ -13,7 +14,7 @@ import itertools
 import logging
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,25 +32,29 @@ IDLE_WAIT = 60.0  # seconds a worker sleeps at most; only a bound, it is woken w
 
 @dataclass(eq=False)
 class Job:
-    """One pending operation on one path. `run` raises Cancelled when the job is not wanted any more."""
+    """One pending operation on one path. Its runner may set `first_pause`, `outcome` and `again`."""
 
     kind: str
     path: str
-    run: Callable[[Job], None]
+    item: Any = None  # what the runner works on; the queue does not look at it
     whole_folder: bool = False  # nothing else may run below the path meanwhile
     size: int = 0  # bytes to transfer
     sent: int = 0  # bytes transferred by the running attempt
     due: float = 0.0  # monotonic seconds
     held: bool = False  # not to be run until released
     attempts: int = 0
-    first_pause: float = FIRST_RETRY  # seconds after the first failure; `run` may set it
+    first_pause: float = FIRST_RETRY  # seconds after the first failure
     error: str = ""
     failure: CloudsimfsError | None = None  # that error, if it was one of ours
     running: bool = False
     cancelled: bool = False
-    outcome: Any = None  # what `run` keeps from one attempt to the next
-    again: float | None = None  # set by `run`: run once more in so many seconds, which is no failure
+    outcome: Any = None  # what the runner keeps from one attempt to the next
+    again: float | None = None  # run once more in so many seconds, which is no failure
     waiting: list[Job] = field(default_factory=list)  # jobs that may run when this one has ended
+
+
+# Does one job. Raises Cancelled when the job is not wanted any more; any other error has it run again.
+Runner = Callable[[Job], None]
 
 
 def retry_pause(attempts: int, first: float = FIRST_RETRY) -> float:
@@ -65,6 +70,7 @@ class WorkQueue:
         self._news = threading.Condition(lock)  # notified when a job fails, or the last one has ended
         self._clock = clock
         self._workers = workers
+        self._runners: Mapping[str, Runner] = {}  # by kind; set once, before the workers start
         self._name = name
         self._jobs: dict[Job, None] = {}  # all that are pending, in order of arrival
         self._heap: list[tuple[float, int, Job]] = []  # those that may run; cancelled ones are skipped
@@ -74,7 +80,9 @@ class WorkQueue:
         self._stopping = False
         self._threads: list[threading.Thread] = []
 
-    def start(self) -> None:
+    def start(self, runners: Mapping[str, Runner]) -> None:
+        """Start the workers, after the process has forked. `runners` are by kind of job."""
+        self._runners = runners
         for number in range(self._workers):
             thread = threading.Thread(target=self._work, name=f"{self._name}-{number}", daemon=True)
             thread.start()
@@ -160,7 +168,7 @@ class WorkQueue:
         while (job := self._next()) is not None:
             error, job.failure = "", None
             try:
-                job.run(job)
+                self._runners[job.kind](job)
             except Cancelled:
                 pass
             except CloudsimfsError as failure:

@@ -1,11 +1,11 @@
-"""Write-back: which closed files wait for their upload, what one upload does, and waiting until all is stored.
+"""Write-back: which closed files wait for their upload, and waiting until all is stored.
 
-It knows inodes, contents and the journal, and neither the tree nor the kernel. An upload is one PUT of one closed
-generation; a change calls it off (`Content.blocks` asks before every read). Beside it, in modules of their own:
+It knows inodes, contents and the journal, and neither the tree nor the kernel. What one upload does is in
+`uploader.upload`. Beside it, in modules of their own:
 
   * `deletes`: what is to be deleted on the service; in the same queue;
-  * `sources`: contents that fetch from a path, completed before that is overwritten or deleted;
-  * `servicecache`: has the service show what was uploaded (v2).
+  * `dependents`: contents that fetch from a path, completed before that is overwritten or deleted;
+  * `viewcache`: has the service show what was uploaded (v2).
 
 Locks: the queue's lock (`WorkQueue.lock`, re-entrant) protects the tables here and in `deletes`. It comes after
 Inode.lock: callers may hold an inode's lock; jobs take an inode's lock only without it.
@@ -14,7 +14,7 @@ Inode.lock: callers may hold an inode's lock; jobs take an inode's lock only wit
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 
 from cloudsimfs import paths
 from cloudsimfs.clock import Clock
@@ -23,23 +23,21 @@ from cloudsimfs.errors import (
     CloudsimfsError,
     NoSpace,
     NotFinished,
-    Stale,
     TimedOut,
     TryAgain,
     Unreachable,
     WrongState,
 )
-from cloudsimfs.inode import ANYBODY, NOBODY, Inode, Tombstone, WriteState
+from cloudsimfs.inode import ANYBODY, NOBODY, Inode, WriteState
 from cloudsimfs.journal.journal import Journal
-from cloudsimfs.journal.rows import DraftRow, FileRow
-from cloudsimfs.service import Client, Urgency
-from cloudsimfs.service.model import Entry, Stored
+from cloudsimfs.service import Client
 from cloudsimfs.waiting import Interrupted, never
-from cloudsimfs.writeback.deletes import Deletes
+from cloudsimfs.writeback.deletes import PendingDeletes
 from cloudsimfs.writeback.dependents import Dependents
 from cloudsimfs.writeback.fsyncer import Fsyncer
 from cloudsimfs.writeback.meter import Meter
-from cloudsimfs.writeback.queue import Job, WorkQueue
+from cloudsimfs.writeback.queue import Job, Runner, WorkQueue
+from cloudsimfs.writeback.rows import draft_row, file_row
 from cloudsimfs.writeback.viewcache import ViewCache
 
 log = logging.getLogger(__name__)
@@ -52,41 +50,16 @@ FSYNC_STALL = 60.0  # seconds fsync(2) waits while nothing is sent
 
 
 class Writeback:
-    """`delay` is seconds from the last close to the upload. `offline`: nothing is sent, and nobody waits for it.
-
-    The functions are called with no lock held. `on_deleted`, `on_kept`, `find_entry` and `may_delete_folder` are
-    for `Deletes`; `evade_conflict` gives a file another name if others have stored one under its own, and says so;
-    `set_aside` makes a draft of what can never be completed, as others have replaced it, and says so.
-    """
+    """`delay` is seconds from the last close to the upload. `offline`: nothing is sent, and nobody waits for it."""
 
     def __init__(
-        self,
-        client: Client,
-        journal: Journal,
-        fsyncer: Fsyncer,
-        *,
-        delay: float,
-        offline: bool,
-        clock: Clock,
-        on_stored: Callable[[Inode], None],
-        on_deleted: Callable[[Tombstone], None],
-        on_kept: Callable[[Tombstone], None],
-        find_entry: Callable[[str, float], Entry | None],
-        may_delete_folder: Callable[[Tombstone, float | None], bool],
-        was_replaced: Callable[[Entry], bool],
-        evade_conflict: Callable[[Inode], bool],
-        set_aside: Callable[[Inode], bool],
+        self, client: Client, journal: Journal, fsyncer: Fsyncer, *, delay: float, offline: bool, clock: Clock
     ) -> None:
-        self._client = client
         self._journal = journal
         self._fsyncer = fsyncer
         self._clock = clock
         self._delay = delay
         self._offline = offline
-        self._on_stored = on_stored
-        self._find_entry = find_entry
-        self._evade_conflict = evade_conflict
-        self._set_aside = set_aside
         self.meter = Meter(clock)  # bytes uploaded
         self.queue = WorkQueue(clock=clock, workers=WORKERS, name="writeback")
         self._uploads: dict[Inode, Job] = {}  # guarded by queue.lock
@@ -95,19 +68,7 @@ class Writeback:
         self._refused: dict[Inode, str] = {}  # closed, but not accepted, and why; guarded by queue.lock
         self.dependents = Dependents()
         self.view_cache = ViewCache(client, clock=clock, in_burst=self._in_burst)
-        self.deletes = Deletes(
-            client,
-            journal,
-            self.queue,
-            self.view_cache,
-            self.dependents,
-            clock=clock,
-            on_deleted=on_deleted,
-            on_kept=on_kept,
-            find_entry=find_entry,
-            may_delete_folder=may_delete_folder,
-            was_replaced=was_replaced,
-        )
+        self.deletes = PendingDeletes(journal, self.queue, clock=clock)
 
     # -- files -------------------------------------------------------------------------------------------
 
@@ -218,7 +179,7 @@ class Writeback:
             self.cancel(inode)
             if inode.local_only or inode.unlinked:
                 return
-            job = Job("upload", inode.path, lambda job: self._upload(job, inode), size=inode.size)
+            job = Job("upload", inode.path, inode, size=inode.size)
             self._uploads[inode] = job
         delay = self._delay_of(inode)
         self._journal.on_commit(lambda: self._put(inode, job, delay))  # never under a name that may be undone
@@ -236,7 +197,7 @@ class Writeback:
         return self._delay / 4 if is_new and inode.size >= LARGE else self._delay
 
     def snapshot(self, inode: Inode) -> Callable[[], None]:
-        """What makes that of the inode pending which is now. The caller holds the inode's lock, also then."""
+        """Return a function that restores the inode's pending work. The caller of either holds the inode's lock."""
         with self.queue.lock:
             closing, refused, queued = inode in self._closing, self._refused.get(inode), inode in self._uploads
 
@@ -273,90 +234,13 @@ class Writeback:
             job = self._uploads.pop(inode, None)
             return job is not None and not self.queue.cancel(job)
 
-    def _upload(self, job: Job, inode: Inode) -> None:
-        if inode.is_stored and not job.cancelled:
-            self._conclude(job, inode)  # it could not be, the disk being full
-            return
-        if self._evade_conflict(inode):
-            raise Cancelled(job.path)  # another job has it, under another name
-        with inode.lock:
-            if job.cancelled or not inode.committed or inode.state is not WriteState.QUEUED or inode.content is None:
-                raise Cancelled(job.path)
-            generation, content, base = inode.generation, inode.content, inode.entry
-            job.size, job.sent = content.size, 0
-            content.acquire()
-            inode.transition("start")
+    def conclude(self, job: Job, inode: Inode) -> bool:
+        """The job's upload has ended: journal that the inode is stored, and let go what waited for it.
 
-        def body() -> Iterator[bytes]:
-            with inode.lock:
-                if not still_wanted():
-                    raise Cancelled(job.path)
-                self._may_arrive(inode)
-            return content.blocks(still_wanted)
-
-        def still_wanted() -> bool:
-            return not job.cancelled and inode.generation == generation
-
-        def progress(sent: int) -> None:
-            self.meter.add(max(0, sent - job.sent))
-            job.sent = sent
-
-        try:
-            content.complete()
-            self.dependents.complete(job.path)
-            stored = self._proved(job, base) or self._client.upload(
-                job.path,
-                job.size,
-                body,
-                is_listed=lambda stored: self._is_listed(job, base, stored),
-                progress=progress,
-                urgency=Urgency.BACKGROUND,
-            )
-        except BaseException as error:
-            with inode.lock:
-                if inode.is_uploading(generation):
-                    inode.transition("failed")
-            if isinstance(error, Stale) and self._set_aside(inode):
-                raise Cancelled(job.path) from error
-            raise
-        finally:
-            content.release()
-        self.view_cache.went_stale()
-        with inode.lock:
-            if inode.is_uploading(generation):
-                inode.transition("stored")
-                inode.stored_ns, inode.stored_at = stored.stored_ns, self._clock.monotonic()
-                inode.stored_size, inode.in_doubt = job.size, False
-        self._conclude(job, inode)
-
-    def _may_arrive(self, inode: Inode) -> None:
-        """Its bytes are about to be sent: from now on the service may have them, whatever is heard of it. What fails
-        before, as for a refused key, leaves no doubt. The caller holds the inode's lock.
+        False if it was changed or renamed just now: what waits for it then waits for that.
         """
-        if not inode.uploaded and inode.attr.ino is not None:
-            self._journal.mark_uploaded(inode.attr.ino)
-            inode.uploaded = True
-        inode.in_doubt = True
-
-    def _proved(self, job: Job, base: Entry | None) -> Stored | None:
-        """The last attempt's outcome, if that was doubted and is listed by now."""
-        doubted: Stored | None = job.outcome
-        return doubted if doubted is not None and self._is_listed(job, base, doubted) else None
-
-    def _is_listed(self, job: Job, base: Entry | None, stored: Stored) -> bool:
-        """Whether a new listing shows what was uploaded; `base` was there before."""
-        job.outcome, ended = stored, self._clock.monotonic()
-        self.view_cache.went_stale()
-        self.view_cache.invalidate()
-        found = self._find_entry(job.path, ended)
-        if found is None or found.is_dir or (base is not None and found.fingerprint == base.fingerprint):
-            return False
-        return found.size == job.size or not found.sized
-
-    def _conclude(self, job: Job, inode: Inode) -> None:
-        """Journal that the inode is stored, and let go what waited for it."""
         with inode.lock:
-            is_stored = inode.is_stored  # else it was changed or renamed just now: what waits for it waits for that
+            is_stored = inode.is_stored
             if inode.state is WriteState.STORED and not inode.unlinked:
                 self._journal.save_file(file_row(inode, "stored"))
             if is_stored:
@@ -364,15 +248,13 @@ class Writeback:
         with self.queue.lock:
             if self._uploads.get(inode) is job:
                 del self._uploads[inode]
-        if is_stored:
-            log.info("stored /%s (%d bytes)", job.path, job.size)
-            self._on_stored(inode)
+        return is_stored
 
     # -- as a whole --------------------------------------------------------------------------------------
 
-    def start(self) -> None:
-        """Start the workers; after the process has forked."""
-        self.queue.start()
+    def start(self, runners: Mapping[str, Runner]) -> None:
+        """Start the workers, after the process has forked. `runners` do the jobs of kind "upload" and "delete"."""
+        self.queue.start(runners)
         self.view_cache.start()
 
     def stop(self) -> None:
@@ -416,7 +298,7 @@ class Writeback:
                 self.queue.lock.wait(0.01)
 
     def _awaited(self, jobs: list[Job], folder: str) -> list[Job]:
-        """Those a drain of `folder` waits for: all uploads inside, and what `Deletes.awaited` names."""
+        """Those a drain of `folder` waits for: all uploads inside, and what `PendingDeletes.awaited` names."""
         with self.queue.lock:
             needed = self.deletes.awaited(folder, self._uploads)
             return [
@@ -444,33 +326,3 @@ def _told(jobs: list[Job]) -> str:
     counts = [(files, "file"), (len(jobs) - files, "delete")]
     parts = [f"{count} {name}{'' if count == 1 else 's'}" for count, name in counts if count]
     return f"{' and '.join(parts)} {'waits' if len(jobs) == 1 else 'wait'}"
-
-
-def file_row(inode: Inode, state: str) -> FileRow:
-    """What the journal is to know of the bytes as they are, "closed" or "stored". The inode is locked."""
-    assert inode.content is not None
-    return FileRow(
-        ino=inode.ino,
-        path=inode.path,
-        state=state,
-        generation=inode.generation,
-        uploaded=inode.uploaded,
-        base=inode.entry,
-        stored_ns=inode.stored_ns,
-        bytes=inode.content.describe(),
-    )
-
-
-def draft_row(inode: Inode, since_ns: int, *, kept: bool = False) -> DraftRow:
-    """Where the bytes are that are no closed state, written since `since_ns`. The caller holds the inode's lock."""
-    assert inode.content is not None
-    return DraftRow(
-        ino=inode.ino,
-        path=inode.path,
-        generation=inode.generation,
-        uploaded=inode.uploaded,
-        base=inode.entry,
-        since_ns=since_ns,
-        kept=kept,
-        bytes=inode.content.describe(),
-    )

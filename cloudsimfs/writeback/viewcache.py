@@ -21,7 +21,7 @@ from cloudsimfs.writeback.queue import Job, WorkQueue
 
 log = logging.getLogger(__name__)
 
-HOLD = 1.0  # seconds between looks whether a burst of uploads is over
+BURST_LOOK = 1.0  # seconds between looks whether a burst of uploads is over
 
 
 class ViewCache:
@@ -35,13 +35,13 @@ class ViewCache:
         self._ended = 0  # uploads that have ended; guarded by the queue's lock
         self._told = 0  # how many of them the service knows; guarded by the queue's lock
         self._wanted = 0  # how many it is to know without delay, for somebody waits; guarded by the queue's lock
-        # Held while the service is told, so that who comes second finds it told.
+        # Held during the call, so that a second caller finds the work done.
         self._telling = threading.Lock()
         self.invalidated_at = 0.0  # monotonic seconds: listings asked for before do not know our uploads
 
     def start(self) -> None:
         """After the process has forked."""
-        self._queue.start()
+        self._queue.start({"delete-cache": self._run})
 
     def stop(self) -> None:
         self._queue.stop(timeout=5)
@@ -79,7 +79,7 @@ class ViewCache:
 
     def _put_job_locked(self) -> None:
         if all(job.running for job in self._queue.pending()):  # a running one may have come too early
-            self._queue.put(Job("delete-cache", paths.ROOT, self._run), delay=HOLD)
+            self._queue.put(Job("delete-cache", paths.ROOT), delay=BURST_LOOK)
 
     def _run(self, job: Job) -> None:
         with self._queue.lock:
@@ -87,6 +87,6 @@ class ViewCache:
                 return
             somebody_waits = self._told < self._wanted
         if not somebody_waits and self._in_burst():
-            job.again = HOLD
+            job.again = BURST_LOOK
             return
         self.invalidate()

@@ -37,7 +37,7 @@ def files(
     box: Sandbox, tmp_path: Path, clock: MovingClock, api: Literal["v1", "v2"], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[_Files]:
     """The storage side of a mount without a kernel above it."""
-    monkeypatch.setattr(deletes, "HOLD", 0.2)
+    monkeypatch.setattr(deletes, "DELETE_DELAY", 0.2)
     with storage_side(box, tmp_path / "cache", api, clock) as made:
         yield made
 

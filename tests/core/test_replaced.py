@@ -11,7 +11,7 @@ import pytest
 from cloudsimfs.sandbox import Sandbox
 from cloudsimfs.vfs import changes
 from cloudsimfs.vfs.rename import rename
-from cloudsimfs.writeback.deletes import HOLD
+from cloudsimfs.writeback.deletes import DELETE_DELAY
 from world import TTL, Ticking, World
 
 OURS, THEIRS = b"what was removed here", b"what others have stored since"
@@ -87,7 +87,7 @@ def test_what_others_store_while_a_delete_is_held_back(
     world.tree.refresh("c/x")
     world.tree.readdir("c")
     box.calls.reset()
-    pass_time(world, HOLD)
+    pass_time(world, DELETE_DELAY)
     assert box.files()["c/x"] == THEIRS
     assert box.calls.counts()["delete"] == 0
     assert box.calls.counts()["list"] == 0

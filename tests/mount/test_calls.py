@@ -152,7 +152,7 @@ def test_small_files_written_one_by_one_share_a_cache_delete(box: Sandbox, mount
     wait_until(lambda: len(box.files()) == 10 and not m.pending(), "all is stored")
     if api == "v2":
         assert box.calls.wait(lambda calls: any(call.operation == "delete-cache" for call in calls))
-        assert box.calls.counts()["delete-cache"] <= 2 + (time.monotonic() - started) // viewcache.HOLD
+        assert box.calls.counts()["delete-cache"] <= 2 + (time.monotonic() - started) // viewcache.BURST_LOOK
     assert box.calls.counts()["upload-url"] == 10
 
 

@@ -46,7 +46,7 @@ def storage_side(box: Sandbox, directory: Path, api: Literal["v1", "v2"], clock:
     config = Config(box.url, Credentials(None, box.key), directory, api=api, write_back=0.0)
     files = _Files(config, client, clock, on_change=lambda _directory, _names: None)
     replay(files.tree)
-    files.writeback.start()
+    files.start_uploads()
     yield files
     stop.set()
     close(files, client)
@@ -84,7 +84,7 @@ class World:
         self.queues: list[WorkQueue] = [self.files.writeback.queue, self.files.writeback.view_cache._queue]
         replay(self.tree)
         self.files.listings.start()
-        self.files.writeback.start()
+        self.files.start_uploads()
 
     def close(self) -> None:
         close(self.files, self.client)

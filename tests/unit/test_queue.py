@@ -17,7 +17,6 @@ from harness import patient, wait_until
 @pytest.fixture
 def queue() -> Iterator[WorkQueue]:
     made = WorkQueue(clock=SystemClock(), workers=1, name="test")
-    made.start()
     yield made
     made.stop(timeout=5)
 
@@ -33,22 +32,23 @@ def test_a_job_that_fails_for_days_does_not_end_the_workers(
         if job.attempts < failures:
             raise ServerFault("no")
 
-    queue.put(Job("delete", "a", fails), delay=0.0)
+    queue.start({"fails": fails, "ends": lambda job: done.set()})
+    queue.put(Job("fails", "a"), delay=0.0)
     wait_until(lambda: not queue.pending(), "it ends well at last")
-    queue.put(Job("upload", "b", lambda job: done.set()), delay=0.0)
+    queue.put(Job("ends", "b"), delay=0.0)
     assert done.wait(patient(5)), "no worker is left"
 
 
 def test_an_end_waits_once_for_all_that_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, stuck = ManualClock(), threading.Event()
     queue = WorkQueue(clock=clock, workers=8, name="test")
-    queue.start()
 
     def hang(_: Job) -> None:
         stuck.wait()
 
+    queue.start({"hangs": hang})
     for number in range(8):
-        queue.put(Job("upload", f"{number}", hang), delay=0.0)
+        queue.put(Job("hangs", f"{number}"), delay=0.0)
     wait_until(lambda: all(job.running for job in queue.pending()), "all are stuck")
     started = clock.monotonic()
     with monkeypatch.context() as patched:

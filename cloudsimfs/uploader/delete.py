@@ -1,0 +1,149 @@
+"""What one delete does: have the service delete what a tombstone names, and nothing that others have put there since.
+
+  * the deletes of a burst of removals wait until it is over: those of a whole folder may have become one;
+  * what was uploaded and is not listed yet is looked for again, later and later (v1);
+  * what others have stored under the name since it was removed is not deleted;
+  * a refused one is tried again, minutes apart, and given up in the end: the name is shown again.
+
+Threading: `run` is called by the queue's workers with no lock held.
+Lock: `_lock` protects the time of the last look for refused ones, and is a leaf.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+
+from cloudsimfs.clock import Clock
+from cloudsimfs.errors import NoSuchEntry, NotDirectory, Refused
+from cloudsimfs.inode import Tombstone
+from cloudsimfs.service import Client, Urgency
+from cloudsimfs.service.model import Entry
+from cloudsimfs.vfs import tombstones
+from cloudsimfs.vfs.tree import Tree
+from cloudsimfs.writeback.queue import Job
+from cloudsimfs.writeback.uploads import Writeback
+
+log = logging.getLogger(__name__)
+
+REMOVAL_AGE = 60.0  # seconds; how old the listings may be on which the delete of a whole folder is based
+REFUSED_RETRY = 120.0  # seconds from a delete that was refused to the next try, doubled after
+REFUSED_BOUND = 600.0  # seconds after which a delete that is refused again is given up
+
+
+class Deleter:
+    """Runs the jobs of kind "delete", whose item is a tombstone."""
+
+    def __init__(self, client: Client, tree: Tree, writeback: Writeback, *, clock: Clock) -> None:
+        self._client = client
+        self._tree = tree
+        self._dcache = tree.dcache
+        self._deletes = writeback.deletes
+        self._dependents = writeback.dependents
+        self._view_cache = writeback.view_cache
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._refused_round = -math.inf  # when refused ones were last looked for, monotonic seconds; guarded by _lock
+
+    def run(self, job: Job) -> None:
+        """Raises what the service's refusal is, or another ServiceError: the delete is then tried again."""
+        tombstone: Tombstone = job.item
+        if self._deletes.postpone(job):
+            return
+        entries = self._what_to_delete(tombstone)
+        for entry in entries:
+            self._dependents.complete(entry.path, folder=entry.is_dir)
+            if job.cancelled:
+                return
+            try:
+                self._delete_entry(entry)
+            except Refused as error:
+                if not self._give_up(job, tombstone, str(error)):
+                    raise
+                return
+        lags = self._client.api_version == "v1"  # v2's listings show all once the service's cache was deleted
+        if lags and not entries and not tombstone.is_known and self._deletes.look_later(job, tombstone):
+            return  # it may have been uploaded and not be listed yet
+        if self._deletes.finish(job, tombstone):
+            tombstones.deleted(self._tree, tombstone)
+
+    def _delete_entry(self, entry: Entry) -> None:
+        asked = self._clock.monotonic()
+        try:
+            self._client.delete(entry.id, urgency=Urgency.BACKGROUND)
+        except NoSuchEntry:
+            log.debug("/%s was deleted already", entry.path)
+        except Refused:
+            # v2 refuses an unknown id like anything else: look whether it is gone (docs/service.md, "Envelopes")
+            listed = self._find(entry.path, self._round(asked))
+            if listed is not None and listed.id == entry.id:
+                raise
+        log.info("deleted /%s", entry.path)
+
+    def _round(self, asked: float) -> float:
+        """Since when a listing must be, to tell of a delete asked for at `asked`: the same for all of a round.
+
+        An older one would show what an earlier try, whose answer was lost, has deleted.
+        """
+        with self._lock:
+            if self._refused_round < asked:
+                self._refused_round = self._clock.monotonic()
+            return self._refused_round
+
+    def _give_up(self, job: Job, tombstone: Tombstone, error: str) -> bool:
+        """A delete was refused. True if that has gone on for long enough: then the name is shown again."""
+        now = self._clock.monotonic()
+        job.first_pause = REFUSED_RETRY
+        tombstone.refused_at = min(tombstone.refused_at, now)
+        if now - tombstone.refused_at < REFUSED_BOUND:
+            return False
+        if self._deletes.give_up(job, tombstone, error):
+            log.error("/%s is not deleted, and is shown again: %s", tombstone.path, error)
+            tombstones.kept(self._tree, tombstone)
+        return True
+
+    def _what_to_delete(self, tombstone: Tombstone) -> list[Entry]:
+        """The entries whose delete makes the tombstone true."""
+        known = tombstone.entry is not None and tombstone.entry.id
+        if known and not tombstone.is_dir and tombstone.entry is not None:
+            return [] if tombstones.was_replaced(self._dcache, tombstone.entry) else [tombstone.entry]
+        # An upload has reached the service, or may have before it was called off: look.
+        self._view_cache.invalidate()
+        started = self._clock.monotonic() if tombstone.since is None else tombstone.since
+        since = max(started, self._view_cache.invalidated_at)
+        if not known:
+            tombstone.entry = self._find_removed(tombstone.path, since, is_dir=tombstone.is_dir)
+        if tombstone.entry is None:
+            return []
+        if not tombstone.is_dir or self._may_delete_folder(tombstone, since):
+            return [tombstone.entry]
+        tombstone.others_stay = True  # only ours go
+        listed = (
+            entry if entry.id else self._find_removed(entry.path, since, is_dir=False) for entry in tombstone.below
+        )
+        return [entry for entry in listed if entry is not None and not tombstones.was_replaced(self._dcache, entry)]
+
+    def _may_delete_folder(self, tombstone: Tombstone, since: float) -> bool:
+        """Whether one delete of the folder deletes nothing but what was removed here."""
+        # a rename's uploads took their time; else the listings the removal itself was based on will do
+        ids_known = tombstone.since is None and all(entry.id for entry in tombstone.below)
+        after = self._clock.monotonic() - REMOVAL_AGE if ids_known else since
+        return tombstones.only_holds(self._dcache, tombstone, after)
+
+    def _find_removed(self, path: str, since: float, *, is_dir: bool) -> Entry | None:
+        """What is stored under a removed name; a folder that has taken a file's name since is none of it."""
+        entry = self._find(path, since)
+        return entry if entry is not None and entry.is_dir == is_dir else None
+
+    def _find(self, path: str, since: float) -> Entry | None:
+        """What is stored under a path, by a listing asked for after `since` (monotonic seconds)."""
+        try:
+            return self._dcache.entry(path, since=since)
+        except NotDirectory:  # a file has taken the name of the folder above: the store may have both
+            pass
+        try:
+            view = self._client.view(path, urgency=Urgency.BACKGROUND)
+        except Refused:  # v2's word for an unknown path: it has just answered a listing
+            return None
+        return None if view is None else view.entry

@@ -1,0 +1,158 @@
+"""What one upload does: one PUT of one closed generation, proved by a listing if its outcome is in doubt.
+
+    conflict?     others have stored a file under the name: ours gets another one, and another job
+    begin         the inode's closed state is being uploaded; a change calls it off (`Content.blocks` asks each time)
+    complete      fetch what is only on the service: of this file, then of what else fetches from its path
+    send          from the first byte on the service may have it, whatever is heard of it
+    conclude      journal that it is stored, and let go what waited for it
+
+Threading: `run` is called by the queue's workers with no lock held. Lock order as in `vfs.tree`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from cloudsimfs.clock import Clock
+from cloudsimfs.datacache.content import Content
+from cloudsimfs.errors import Cancelled, Stale
+from cloudsimfs.inode import Inode, WriteState
+from cloudsimfs.service import Client, Urgency
+from cloudsimfs.service.model import Entry, Stored
+from cloudsimfs.uploader.conflicts import Conflicts
+from cloudsimfs.vfs.tree import Tree
+from cloudsimfs.writeback.queue import Job
+from cloudsimfs.writeback.uploads import Writeback
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """One run of a job: what it sends, and what was stored under the name before."""
+
+    job: Job
+    inode: Inode
+    generation: int
+    content: Content
+    base: Entry | None
+
+    def is_wanted(self) -> bool:
+        """Whether the inode is still as it was when the attempt began."""
+        return not self.job.cancelled and self.inode.generation == self.generation
+
+
+class Uploader:
+    """Runs the jobs of kind "upload", whose item is an inode."""
+
+    def __init__(
+        self, client: Client, tree: Tree, writeback: Writeback, conflicts: Conflicts, *, clock: Clock
+    ) -> None:
+        self._client = client
+        self._tree = tree
+        self._dcache = tree.dcache
+        self._journal = tree.journal
+        self._writeback = writeback
+        self._dependents = writeback.dependents
+        self._view_cache = writeback.view_cache
+        self._meter = writeback.meter
+        self._conflicts = conflicts
+        self._clock = clock
+
+    def run(self, job: Job) -> None:
+        """Raises Cancelled if the upload is not wanted any more, or what it failed with."""
+        inode: Inode = job.item
+        if inode.is_stored and not job.cancelled:
+            self._conclude(job, inode)  # it could not be, the disk being full
+            return
+        if self._conflicts.evade(inode):
+            raise Cancelled(job.path)  # another job has it, under another name
+        attempt = self._begin(job, inode)
+        try:
+            stored = self._store(attempt)
+        except BaseException as error:
+            with inode.lock:
+                if inode.is_uploading(attempt.generation):
+                    inode.transition("failed")
+            if isinstance(error, Stale) and self._conflicts.set_aside(inode):
+                raise Cancelled(job.path) from error
+            raise
+        finally:
+            attempt.content.release()
+        self._view_cache.went_stale()
+        with inode.lock:
+            if inode.is_uploading(attempt.generation):
+                inode.transition("stored")
+                inode.stored_ns, inode.stored_at = stored.stored_ns, self._clock.monotonic()
+                inode.stored_size, inode.in_doubt = job.size, False
+        self._conclude(job, inode)
+
+    def _begin(self, job: Job, inode: Inode) -> _Attempt:
+        """Mark the inode as being uploaded, its content in use. Raises Cancelled if it does not wait for that."""
+        with inode.lock:
+            if job.cancelled or not inode.committed or inode.state is not WriteState.QUEUED or inode.content is None:
+                raise Cancelled(job.path)
+            attempt = _Attempt(job, inode, inode.generation, inode.content, inode.entry)
+            job.size, job.sent = attempt.content.size, 0
+            attempt.content.acquire()
+            inode.transition("start")
+        return attempt
+
+    def _store(self, attempt: _Attempt) -> Stored:
+        """Have the service store the content. Raises Stale if what only it had has been replaced by others."""
+        job = attempt.job
+        attempt.content.complete()
+        self._dependents.complete(job.path)
+
+        def body() -> Iterator[bytes]:
+            with attempt.inode.lock:
+                if not attempt.is_wanted():
+                    raise Cancelled(job.path)
+                self._may_arrive_locked(attempt.inode)
+            return attempt.content.blocks(attempt.is_wanted)
+
+        def progress(sent: int) -> None:
+            self._meter.add(max(0, sent - job.sent))
+            job.sent = sent
+
+        return self._proved(attempt) or self._client.upload(
+            job.path,
+            job.size,
+            body,
+            is_listed=lambda stored: self._is_listed(attempt, stored),
+            progress=progress,
+            urgency=Urgency.BACKGROUND,
+        )
+
+    def _may_arrive_locked(self, inode: Inode) -> None:
+        """Its bytes are about to be sent: from now on the service may have them, whatever is heard of it.
+
+        What fails before, as for a refused key, leaves no doubt.
+        """
+        if not inode.uploaded and inode.attr.ino is not None:
+            self._journal.mark_uploaded(inode.attr.ino)
+            inode.uploaded = True
+        inode.in_doubt = True
+
+    def _proved(self, attempt: _Attempt) -> Stored | None:
+        """The last attempt's outcome, if that was doubted and is listed by now."""
+        doubted: Stored | None = attempt.job.outcome
+        return doubted if doubted is not None and self._is_listed(attempt, doubted) else None
+
+    def _is_listed(self, attempt: _Attempt, stored: Stored) -> bool:
+        """Whether a new listing shows what was uploaded, and not what was there before."""
+        job, base = attempt.job, attempt.base
+        job.outcome, ended = stored, self._clock.monotonic()
+        self._view_cache.went_stale()
+        self._view_cache.invalidate()
+        entry = self._dcache.entry(job.path, since=ended)
+        if entry is None or entry.is_dir or (base is not None and entry.fingerprint == base.fingerprint):
+            return False
+        return entry.size == job.size or not entry.sized
+
+    def _conclude(self, job: Job, inode: Inode) -> None:
+        if self._writeback.conclude(job, inode):
+            log.info("stored /%s (%d bytes)", job.path, job.size)
+            self._tree.stored(inode)
