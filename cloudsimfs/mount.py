@@ -13,13 +13,12 @@ from pathlib import Path
 
 from cloudsimfs import __version__, paths
 from cloudsimfs.clock import Clock, SystemClock
-from cloudsimfs.config import KERNEL_SHARE, Config, cache_limit
+from cloudsimfs.config import KERNEL_SHARE, Config
 from cloudsimfs.control.build import runs_of_account
 from cloudsimfs.control.control import Control
 from cloudsimfs.control.metrics import prometheus
 from cloudsimfs.control.simulations import run_paths
 from cloudsimfs.control.status import Report
-from cloudsimfs.datacache.cache import DataCache
 from cloudsimfs.errors import (
     BadReply,
     BudgetSpent,
@@ -40,21 +39,14 @@ from cloudsimfs.errors import (
 from cloudsimfs.fuse.binding import interrupted, library_version, serve
 from cloudsimfs.fuse.previews import is_spare
 from cloudsimfs.host.daemon import on_signal
-from cloudsimfs.journal.journal import Journal
-from cloudsimfs.listings.dcache import DCache
-from cloudsimfs.listings.store import ListingStore
 from cloudsimfs.operations import Operations
 from cloudsimfs.service import Client, connect
 from cloudsimfs.uploader.conflicts import Conflicts
 from cloudsimfs.uploader.delete import Deleter
 from cloudsimfs.uploader.upload import Uploader
-from cloudsimfs.vfs import adoption
-from cloudsimfs.vfs.handles import Handles
-from cloudsimfs.vfs.recovery import Recovery
-from cloudsimfs.vfs.replay import replay
-from cloudsimfs.vfs.tree import Node, Owner, Tree, is_dir
-from cloudsimfs.writeback.fsyncer import Fsyncer
-from cloudsimfs.writeback.uploads import Writeback
+from cloudsimfs.vfs.filesystem import FileSystem
+from cloudsimfs.vfs.tree import Node, is_dir
+from cloudsimfs.writeback.queue import Runner
 
 log = logging.getLogger(__name__)
 
@@ -73,17 +65,16 @@ class Mount:
         self._note = ""
         self._clock: Clock = SystemClock()
         self._stop = threading.Event()
-        self.client = connect(
-            base_url=config.url,
-            key=config.credentials.key,
-            api=config.api,
-            calls_per_hour=config.calls_per_hour,
-            offline=config.offline,
-            key_in_query=config.key_in_query,
-            clock=self._clock,
-            stop=self._stop,
+        self.client = _connect(config, self._clock, self._stop)
+        self._files = FileSystem(
+            config,
+            self.client,
+            self._clock,
+            on_change=self._changed,
+            interrupted=interrupted,
+            may_preview=lambda: is_spare(self.client.budget.snapshot()),
         )
-        self._files = _Files(config, self.client, self._clock, on_change=self._changed)
+        self._conflicts = Conflicts(self._files.tree, on_conflict=self._changed)
         self._report = Report(
             config,
             mountpoint,
@@ -92,7 +83,7 @@ class Mount:
             datacache=self._files.datacache,
             handles=self._files.handles,
             recovery=self._files.recovery,
-            conflicts=self._files.conflicts,
+            conflicts=self._conflicts,
         )
         self._control = Control(
             runs_of_account(
@@ -108,12 +99,9 @@ class Mount:
             clock=self._clock,
         )
         self._operations = Operations(
-            self._files.tree,
-            self._files.handles,
+            self._files,
             self._control,
-            owner=_owner(config),
             timeout=config.ttl * KERNEL_SHARE,
-            usage=lambda: (self._files.dcache.bytes_known, self._files.datacache.room),
             on_init=self._started,
             on_destroy=self._ended,
         )
@@ -129,8 +117,7 @@ class Mount:
         except CloudsimfsError:
             self._let_go()
             raise
-        adoption.settle(self._config.cache_dir, self._files.journal)
-        replay(self._files.tree)
+        self._files.restore()
         try:
             serve(self._operations, str(self._mountpoint), options=_fuse_options(self._config))
         except RuntimeError as error:
@@ -171,10 +158,7 @@ class Mount:
             self._operations.kernel_cache.invalidate(path)
 
     def _started(self) -> None:
-        self._files.listings.start()
-        self._files.fsyncer.start()
-        if not self._config.offline:
-            self._files.start_uploads()
+        self._files.start(self._runners())
         version = ".".join(map(str, library_version()))
         log.info(
             "cloudsimfs %s serves %s on %s (libfuse %s)",
@@ -185,21 +169,25 @@ class Mount:
         )
         self._ready(self._note)
 
+    def _runners(self) -> dict[str, Runner]:
+        """What does the jobs of each kind: the layer above the storage side."""
+        files = self._files
+        uploader = Uploader(self.client, files.tree, files.writeback, self._conflicts, clock=self._clock)
+        deleter = Deleter(self.client, files.tree, files.writeback, clock=self._clock)
+        return {"upload": uploader.run, "delete": deleter.run}
+
     def _ended(self) -> None:
         """Unmounted. What is not uploaded yet stays in the journal for the next mount."""
         waiting = len(self._files.writeback.pending())
         self._stop.set()
         self._control.close()
-        self._files.writeback.stop()
-        self._files.fsyncer.stop()
+        self._files.stop()
         self._let_go()
         log.info("unmounted; pending for the next mount: %d", waiting)
 
     def _let_go(self) -> None:
         """Of the cache directory, and of the connections."""
-        self._files.journal.close()
-        self._files.datacache.close()
-        self._files.dcache.close()
+        self._files.close()
         self.client.close()
 
     # -- what runs and the control files ask for -----------------------------------------------------------
@@ -304,56 +292,17 @@ class Mount:
         return prometheus(self._report.status())
 
 
-class _Files:
-    """The storage side of a mount, built in the order of the arrows in docs/architecture.md, "Layers"."""
-
-    def __init__(
-        self, config: Config, client: Client, clock: Clock, *, on_change: Callable[[str, set[str]], None]
-    ) -> None:
-        self.datacache = DataCache(
-            config.cache_dir, limit=cache_limit(config.cache_dir, config.cache_size), client=client
-        )
-        self.listings = ListingStore(config.cache_dir / "listings.db")
-        self.dcache = DCache(
-            client,
-            self.listings,
-            ttl=config.ttl * (1 - KERNEL_SHARE),
-            clock=clock,
-            offline=config.offline,
-            bulk=config.api != "v2",
-            on_change=on_change,
-            interrupted=interrupted,
-        )
-        self.journal = Journal(config.cache_dir / "journal.db")
-        self.fsyncer = Fsyncer(self.datacache, self.journal)
-        self.writeback = Writeback(
-            client,
-            self.journal,
-            self.fsyncer,
-            delay=config.write_back,
-            offline=config.offline,
-            clock=clock,
-        )
-        self.tree = Tree(self.dcache, self.datacache, self.writeback, self.journal, owner=_owner(config), clock=clock)
-        self.conflicts = Conflicts(self.tree, on_conflict=on_change)
-        self._uploader = Uploader(client, self.tree, self.writeback, self.conflicts, clock=clock)
-        self._deleter = Deleter(client, self.tree, self.writeback, clock=clock)
-        self.handles = Handles(
-            self.tree,
-            self.datacache,
-            self.writeback,
-            self.fsyncer,
-            fsync_remote=config.fsync == "remote",
-            may_preview=lambda: is_spare(client.budget.snapshot()),
-        )
-        self.recovery = Recovery(self.tree, self.handles)
-
-    def start_uploads(self) -> None:
-        self.writeback.start({"upload": self._uploader.run, "delete": self._deleter.run})
-
-
-def _owner(config: Config) -> Owner:
-    return Owner(config.uid, config.gid, config.umask)
+def _connect(config: Config, clock: Clock, stop: threading.Event) -> Client:
+    return connect(
+        base_url=config.url,
+        key=config.credentials.key,
+        api=config.api,
+        calls_per_hour=config.calls_per_hour,
+        offline=config.offline,
+        key_in_query=config.key_in_query,
+        clock=clock,
+        stop=stop,
+    )
 
 
 def _fuse_options(config: Config) -> dict[str, str | bool]:

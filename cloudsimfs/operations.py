@@ -30,11 +30,8 @@ from cloudsimfs.fuse.binding import (
 )
 from cloudsimfs.fuse.previews import is_preview
 from cloudsimfs.inode import ST_BLOCK, Attr
-from cloudsimfs.vfs import changes
 from cloudsimfs.vfs.attrs import path_ino
-from cloudsimfs.vfs.handles import Handles
-from cloudsimfs.vfs.rename import rename
-from cloudsimfs.vfs.tree import Owner, Tree
+from cloudsimfs.vfs.filesystem import FileSystem
 
 log = logging.getLogger(__name__)
 
@@ -78,25 +75,22 @@ class Operations(Callbacks):  # type: ignore[misc]  # the fallback binding has n
 
     def __init__(
         self,
-        tree: Tree,
-        handles: Handles,
+        filesystem: FileSystem,
         control: Control,
         *,
-        owner: Owner,
         timeout: float,
-        usage: Callable[[], tuple[int, int]],
         on_init: Callable[[], None],
         on_destroy: Callable[[], None],
     ) -> None:
-        """`timeout` is seconds for which the kernel may answer by itself; `usage` tells (bytes used, bytes that have
-        room); the last two run when the kernel mounts and unmounts.
+        """`timeout` is seconds for which the kernel may answer by itself; the last two run when the kernel mounts and
+        unmounts.
         """
-        self._tree = tree
-        self._handles = handles
+        self._filesystem = filesystem
+        self._tree = filesystem.tree
+        self._handles = filesystem.handles
         self._control = control
-        self._owner = owner
+        self._owner = filesystem.owner
         self._timeout = timeout
-        self._usage = usage
         self._lock = threading.Lock()  # protects _directories and _pages; a leaf
         self._directories: dict[int, list[Dirent]] = {}  # what an open directory held, by handle
         self._next = itertools.count(1)
@@ -206,7 +200,7 @@ class Operations(Callbacks):  # type: ignore[misc]  # the fallback binding has n
 
     @callback
     def statfs(self, _path: str) -> dict[str, int]:
-        used, room = self._usage()
+        used, room = self._filesystem.usage()
         block = 4096  # bytes, the unit of what follows
         return {
             "f_bsize": block,
@@ -219,17 +213,17 @@ class Operations(Callbacks):  # type: ignore[misc]  # the fallback binding has n
 
     @callback
     def mkdir(self, path: str, mode: int) -> int:
-        changes.mkdir(self._tree, _new_path(path), mode & 0o7777)
+        self._filesystem.mkdir(_new_path(path), mode & 0o7777)
         return 0
 
     @callback
     def rmdir(self, path: str) -> int:
-        changes.rmdir(self._tree, _stored_path(path))
+        self._filesystem.rmdir(_stored_path(path))
         return 0
 
     @callback
     def unlink(self, path: str) -> int:
-        changes.unlink(self._tree, _stored_path(path))
+        self._filesystem.unlink(_stored_path(path))
         return 0
 
     @callback
@@ -237,7 +231,7 @@ class Operations(Callbacks):  # type: ignore[misc]  # the fallback binding has n
         if flags & ~RENAME_NOREPLACE:
             raise Invalid("RENAME_EXCHANGE and RENAME_WHITEOUT are not offered")
         replace_target = not flags & RENAME_NOREPLACE
-        rename(self._tree, _stored_path(old), _new_path(new), replace_target=replace_target)
+        self._filesystem.rename(_stored_path(old), _new_path(new), replace_target=replace_target)
         return 0
 
     @callback

@@ -15,9 +15,7 @@ from cloudsimfs.clock import SystemClock
 from cloudsimfs.datacache.content import Content
 from cloudsimfs.errors import CloudsimfsError, NoSpace
 from cloudsimfs.sandbox import Sandbox
-from cloudsimfs.vfs import changes
 from cloudsimfs.vfs.names import is_local_name
-from cloudsimfs.vfs.rename import rename
 from harness import patient, wait_until
 from world import storage_side
 
@@ -85,7 +83,7 @@ def test_a_renames_delete_survives_a_full_disk_at_the_end_of_the_upload(
 ) -> None:
     box.put("a", b"bytes")
     fail_once(monkeypatch, files.journal, "save_file", lambda row: row.state == "stored")
-    rename(files.tree, "a", "b")
+    files.rename("a", "b")
     wait_until(lambda: box.files() == {"b": b"bytes"}, "the old name goes")
     assert box.calls.counts()["upload-url"] == 1, "it is stored once"
 
@@ -116,11 +114,11 @@ def test_an_unlink_that_failed_deletes_nothing(box: Sandbox, files: Any) -> None
     box.put("f", b"bytes")
     unwritable(files, yes=True)
     with pytest.raises(CloudsimfsError):
-        changes.unlink(files.tree, "f")
+        files.unlink("f")
     unwritable(files, yes=False)
     assert files.tree.getattr("f").size == 5, "it is there as before"
     assert nothing_waits(files)
-    changes.unlink(files.tree, "f")
+    files.unlink("f")
     files.writeback.drain(timeout=patient(30))
     assert box.files() == {}
 
@@ -131,7 +129,7 @@ def test_an_unlink_that_failed_leaves_the_upload_of_the_file(box: Sandbox, files
     assert box.calls.wait(lambda calls: any(call.operation == "object-put" for call in calls))
     unwritable(files, yes=True)
     with pytest.raises(CloudsimfsError):
-        changes.unlink(files.tree, "f")
+        files.unlink("f")
     unwritable(files, yes=False)
     box.faults.remove(fault)
     files.writeback.drain(timeout=patient(20))
@@ -187,7 +185,7 @@ def test_a_rename_that_failed_deletes_nothing(box: Sandbox, files: Any, is_open:
     reader = files.handles.open("f", os.O_RDONLY) if is_open else None
     unwritable(files, yes=True)
     with pytest.raises(CloudsimfsError):
-        rename(files.tree, "f", "g")
+        files.rename("f", "g")
     unwritable(files, yes=False)
     assert files.tree.getattr("f").size == 5
     files.writeback.drain(timeout=patient(30))
@@ -250,25 +248,25 @@ def test_a_rename_that_failed_has_changed_nothing(
     files.writeback._delay = 3600.0
     write_file(files, "upload", b"upload")
     write_file(files, "another", b"another")
-    changes.mkdir(files.tree, "empty", 0o755)
-    changes.unlink(files.tree, "removed")
-    rename(files.tree, "first", "renamed")
+    files.mkdir("empty", 0o755)
+    files.unlink("removed")
+    files.rename("first", "renamed")
     reader = files.handles.open(names[0], os.O_RDONLY) if is_open and "folder" not in names[0] else None
     before, waiting = shown(files), pending(files)
     unwritable(files, yes=True)
     for _ in range(2):
         with pytest.raises(CloudsimfsError):
-            rename(files.tree, *names)
+            files.rename(*names)
     unwritable(files, yes=False)
     assert shown(files) == before
     assert pending(files) == waiting
     if reader is not None:
         files.handles.release(reader)
-    rename(files.tree, *names)
+    files.rename(*names)
     after = shown(files)
     assert names[0] not in after
     if "fuse_hidden" in names[1]:
-        changes.unlink(files.tree, names[1])  # as libfuse does when it is closed
+        files.unlink(names[1])  # as libfuse does when it is closed
     files.writeback.drain(timeout=patient(20))
     kept = {path: node[3] for path, node in after.items() if node[3] is not None and not is_local_name(path)}
     wait_until(lambda: box.files() == kept, "the service has what is shown", timeout=10)

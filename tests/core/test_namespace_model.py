@@ -27,8 +27,6 @@ from cloudsimfs.errors import NotFound, ServiceError, TryAgain
 from cloudsimfs.listings import dcache
 from cloudsimfs.sandbox import Sandbox, Settings
 from cloudsimfs.sandbox.store import Visible
-from cloudsimfs.vfs import changes
-from cloudsimfs.vfs.rename import rename
 from machines import search
 from world import TTL, Size, Ticking, World, parents
 
@@ -166,7 +164,7 @@ class Machine(RuleBasedStateMachine):
     @rule(path=files)
     def unlink(self, path: str) -> None:
         if self.is_there_now(path):
-            changes.unlink(self.world.tree, path)
+            self.world.files.unlink(path)
             self.we_did(path, None)
 
     def is_there_now(self, path: str) -> bool:
@@ -182,7 +180,7 @@ class Machine(RuleBasedStateMachine):
             return
         if self.is_there_now(old) and self.can_reach(new):
             try:
-                rename(self.world.tree, old, new)
+                self.world.files.rename(old, new)
             except ServiceError:
                 assert self.broken
                 return
@@ -193,7 +191,7 @@ class Machine(RuleBasedStateMachine):
     @rule(folder=folders)
     def mkdir(self, folder: str) -> None:
         if self.can_reach(folder) and not self.broken and self.world.size(folder) is None:
-            changes.mkdir(self.world.tree, folder, 0o755)
+            self.world.files.mkdir(folder, 0o755)
             self.made.add(folder)
             self.touched.add(folder)
 
@@ -206,9 +204,9 @@ class Machine(RuleBasedStateMachine):
             if self.is_there_now(directory):
                 for name, attr in self.world.tree.readdir(directory):
                     assert not attr.is_dir
-                    changes.unlink(self.world.tree, paths.join(directory, name))
+                    self.world.files.unlink(paths.join(directory, name))
                     self.we_did(paths.join(directory, name), None)
-                changes.rmdir(self.world.tree, directory)
+                self.world.files.rmdir(directory)
                 self.made.discard(directory)
                 self.touched.add(directory)
                 self.removed.add(directory)
@@ -229,7 +227,7 @@ class Machine(RuleBasedStateMachine):
             return
         if not self.is_there_now(old) or not self.can_reach(new):
             return
-        rename(self.world.tree, old, new)
+        self.world.files.rename(old, new)
         for path in self.below(old):
             if path in self.shown:
                 self.we_did(paths.rebase(path, old, new), self.shown[path])

@@ -10,8 +10,6 @@ from typing import Literal
 import pytest
 
 from cloudsimfs.sandbox import Sandbox
-from cloudsimfs.vfs import changes
-from cloudsimfs.vfs.rename import rename
 from cloudsimfs.writeback.queue import LAST_RETRY
 from harness import wait_until
 from world import TTL, Ticking, World
@@ -43,8 +41,8 @@ def test_an_hour_without_the_service(box: Sandbox, world: World) -> None:
         expected[name] = data
         pass_time(world, 60)
     world.write("case/1", b"rewritten")
-    changes.unlink(world.tree, "case/2")
-    rename(world.tree, "case/0", "case/moved")
+    world.files.unlink("case/2")
+    world.files.rename("case/0", "case/moved")
     expected |= {"case/1": b"rewritten", "case/moved": expected.pop("case/0")}
     del expected["case/2"]
     for _ in range(30):

@@ -10,9 +10,8 @@ import pytest
 
 from cloudsimfs.clock import SystemClock
 from cloudsimfs.errors import TryAgain
-from cloudsimfs.mount import _Files
 from cloudsimfs.sandbox import Sandbox
-from cloudsimfs.vfs import changes
+from cloudsimfs.vfs.filesystem import FileSystem
 from cloudsimfs.writeback import deletes
 from harness import patient, wait_until
 from world import storage_side
@@ -35,24 +34,24 @@ def clock() -> MovingClock:
 @pytest.fixture
 def files(
     box: Sandbox, tmp_path: Path, clock: MovingClock, api: Literal["v1", "v2"], monkeypatch: pytest.MonkeyPatch
-) -> Iterator[_Files]:
+) -> Iterator[FileSystem]:
     """The storage side of a mount without a kernel above it."""
     monkeypatch.setattr(deletes, "DELETE_DELAY", 0.2)
     with storage_side(box, tmp_path / "cache", api, clock) as made:
         yield made
 
 
-def names(files: _Files) -> list[str]:
+def names(files: FileSystem) -> list[str]:
     return sorted(name for name, _ in files.tree.readdir(""))
 
 
-def test_refused_deletes_do_not_cost_the_hours_calls(box: Sandbox, files: _Files, clock: MovingClock) -> None:
+def test_refused_deletes_do_not_cost_the_hours_calls(box: Sandbox, files: FileSystem, clock: MovingClock) -> None:
     box.populate({f"f{number}": b"" for number in range(10)} | {"kept": b""})
     box.faults.add("delete", "status", status=400)
     names(files)
     box.calls.reset()
     for number in range(10):
-        changes.unlink(files.tree, f"f{number}")
+        files.unlink(f"f{number}")
     wait_until(lambda: all(job.error for job in files.writeback.pending()), "all have been tried")
     counts = box.calls.counts()
     assert counts["delete"] == 10
@@ -64,14 +63,14 @@ def test_refused_deletes_do_not_cost_the_hours_calls(box: Sandbox, files: _Files
     assert box.paths() == ["kept"]
 
 
-def test_a_delete_that_stays_refused_is_given_up(box: Sandbox, files: _Files, clock: MovingClock) -> None:
+def test_a_delete_that_stays_refused_is_given_up(box: Sandbox, files: FileSystem, clock: MovingClock) -> None:
     box.populate({"f": b"f", "d/x": b"x"})
     fault = box.faults.add("delete", "status", status=400, body="it is locked")
     names(files)
     files.tree.readdir("d")
-    changes.unlink(files.tree, "f")
-    changes.unlink(files.tree, "d/x")
-    changes.rmdir(files.tree, "d")
+    files.unlink("f")
+    files.unlink("d/x")
+    files.rmdir("d")
     for _ in range(2):
         with pytest.raises(TryAgain, match="it is locked"):
             files.writeback.drain(timeout=patient(30))
@@ -84,17 +83,17 @@ def test_a_delete_that_stays_refused_is_given_up(box: Sandbox, files: _Files, cl
     assert sorted(files.writeback.deletes.given_up()) == ["d", "f"]
     assert list(files.journal.tombstones()) == []
     box.faults.remove(fault)
-    changes.unlink(files.tree, "f")
+    files.unlink("f")
     files.writeback.drain(timeout=patient(30))
     assert (box.paths(), list(files.writeback.deletes.given_up())) == (["d/x"], ["d"])
 
 
 @pytest.mark.parametrize("api", ["v2"])
-def test_a_refused_delete_of_what_is_gone_is_done(box: Sandbox, files: _Files) -> None:
+def test_a_refused_delete_of_what_is_gone_is_done(box: Sandbox, files: FileSystem) -> None:
     """v2 refuses an unknown id like anything else."""
     box.populate({"f": b"f", "g": b"g"})
     names(files)
-    changes.unlink(files.tree, "f")
+    files.unlink("f")
     box.remove("f")
     box.faults.add("delete", "status", status=403, body='{"errors": ["A technical problem has occurred."]}')
     files.writeback.drain(timeout=patient(30))

@@ -9,8 +9,6 @@ from typing import Literal
 import pytest
 
 from cloudsimfs.sandbox import Sandbox
-from cloudsimfs.vfs import changes
-from cloudsimfs.vfs.rename import rename
 from cloudsimfs.writeback.deletes import DELETE_DELAY
 from world import TTL, Ticking, World
 
@@ -32,21 +30,21 @@ def world(box: Sandbox, api: Literal["v1", "v2"], tmp_path: Path) -> Iterator[Wo
 
 
 def remove(world: World) -> None:
-    changes.unlink(world.tree, "c/x")
+    world.files.unlink("c/x")
 
 
 def move(world: World) -> None:
-    rename(world.tree, "c/x", "d/x")
+    world.files.rename("c/x", "d/x")
 
 
 def remove_folder(world: World) -> None:
     for name in ("x", "y"):
-        changes.unlink(world.tree, f"c/{name}")
-    changes.rmdir(world.tree, "c")
+        world.files.unlink(f"c/{name}")
+    world.files.rmdir("c")
 
 
 def move_folder(world: World) -> None:
-    rename(world.tree, "c", "e")
+    world.files.rename("c", "e")
 
 
 def pass_time(world: World, seconds: float) -> None:

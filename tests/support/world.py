@@ -13,10 +13,12 @@ from cloudsimfs import paths
 from cloudsimfs.clock import Clock, ManualClock
 from cloudsimfs.config import Config
 from cloudsimfs.errors import NotFound
-from cloudsimfs.mount import _Files
 from cloudsimfs.sandbox import Sandbox
 from cloudsimfs.service import Client, Credentials, Retry, connect
-from cloudsimfs.vfs.replay import replay
+from cloudsimfs.uploader.conflicts import Conflicts
+from cloudsimfs.uploader.delete import Deleter
+from cloudsimfs.uploader.upload import Uploader
+from cloudsimfs.vfs.filesystem import FileSystem
 from cloudsimfs.writeback.queue import WorkQueue
 from harness import wait_until
 
@@ -39,24 +41,38 @@ class Ticking(ManualClock):
 
 
 @contextmanager
-def storage_side(box: Sandbox, directory: Path, api: Literal["v1", "v2"], clock: Clock) -> Iterator[_Files]:
+def storage_side(box: Sandbox, directory: Path, api: Literal["v1", "v2"], clock: Clock) -> Iterator[FileSystem]:
     """A mount's storage side, without a kernel, that uploads at once."""
     stop = threading.Event()
     client = connect(base_url=box.url, key=box.key, api=api, stop=stop)
     config = Config(box.url, Credentials(None, box.key), directory, api=api, write_back=0.0)
-    files = _Files(config, client, clock, on_change=lambda _directory, _names: None)
-    replay(files.tree)
-    files.start_uploads()
+    files = started(config, client, clock)
     yield files
     stop.set()
     close(files, client)
 
 
-def close(files: _Files, client: Client) -> None:
-    files.writeback.stop()
-    files.journal.close()
-    files.datacache.close()
-    files.dcache.close()
+def started(config: Config, client: Client, clock: Clock) -> FileSystem:
+    """Wired as `mount` does it, without what the kernel is told and tells."""
+    files = FileSystem(
+        config,
+        client,
+        clock,
+        on_change=lambda _directory, _names: None,
+        interrupted=lambda: False,
+        may_preview=lambda: True,
+    )
+    conflicts = Conflicts(files.tree, on_conflict=lambda _directory, _names: None)
+    uploader = Uploader(client, files.tree, files.writeback, conflicts, clock=clock)
+    deleter = Deleter(client, files.tree, files.writeback, clock=clock)
+    files.restore()
+    files.start({"upload": uploader.run, "delete": deleter.run})
+    return files
+
+
+def close(files: FileSystem, client: Client) -> None:
+    files.stop()
+    files.close()
     client.close()
 
 
@@ -79,12 +95,9 @@ class World:
         self.client = connect(
             base_url=box.url, key=box.key, api=api, retry=Retry(attempts=2, base=0.001), clock=ManualClock()
         )
-        self.files = _Files(config, self.client, clock, on_change=lambda _directory, _names: None)
+        self.files = started(config, self.client, clock)
         self.tree = self.files.tree
         self.queues: list[WorkQueue] = [self.files.writeback.queue, self.files.writeback.view_cache._queue]
-        replay(self.tree)
-        self.files.listings.start()
-        self.files.start_uploads()
 
     def close(self) -> None:
         close(self.files, self.client)

@@ -1,0 +1,130 @@
+"""The storage side of a mount, whole: its parts in the order of the layers, and the verbs that change names.
+
+It knows neither FUSE nor what runs the uploads: who wires a mount passes what comes from above, and starts it with
+what does the jobs of each kind (`uploader`). docs/architecture.md, "Layers", has the picture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from cloudsimfs.clock import Clock
+from cloudsimfs.config import KERNEL_SHARE, Config, cache_limit
+from cloudsimfs.datacache.cache import DataCache
+from cloudsimfs.journal.journal import Journal
+from cloudsimfs.listings.dcache import DCache
+from cloudsimfs.listings.store import ListingStore
+from cloudsimfs.service import Client
+from cloudsimfs.vfs import adoption, changes
+from cloudsimfs.vfs.handles import Handles
+from cloudsimfs.vfs.recovery import Recovery
+from cloudsimfs.vfs.rename import rename
+from cloudsimfs.vfs.replay import replay
+from cloudsimfs.vfs.tree import Owner, Tree
+from cloudsimfs.waiting import Interrupted
+from cloudsimfs.writeback.fsyncer import Fsyncer
+from cloudsimfs.writeback.queue import Runner
+from cloudsimfs.writeback.uploads import Writeback
+
+
+class FileSystem:
+    """`on_change(directory, names)` hears of listings that differ from the last ones, with no lock held.
+
+    `interrupted` tells whether whoever waits on this thread has been sent a signal, `may_preview` whether there are
+    calls to spare for previews.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        client: Client,
+        clock: Clock,
+        *,
+        on_change: Callable[[str, set[str]], None],
+        interrupted: Interrupted,
+        may_preview: Callable[[], bool],
+    ) -> None:
+        self._directory = directory = config.cache_dir
+        self._offline = offline = config.offline
+        self.owner = Owner(config.uid, config.gid, config.umask)
+        self.datacache = DataCache(directory, limit=cache_limit(directory, config.cache_size), client=client)
+        self.listings = ListingStore(directory / "listings.db")
+        self.dcache = _dcache(config, client, clock, self.listings, on_change, interrupted)
+        self.journal = Journal(directory / "journal.db")
+        self.fsyncer = Fsyncer(self.datacache, self.journal)
+        self.writeback = Writeback(
+            client, self.journal, self.fsyncer, delay=config.write_back, offline=offline, clock=clock
+        )
+        self.tree = Tree(self.dcache, self.datacache, self.writeback, self.journal, owner=self.owner, clock=clock)
+        remote = config.fsync == "remote"
+        self.handles = Handles(
+            self.tree, self.datacache, self.writeback, self.fsyncer, fsync_remote=remote, may_preview=may_preview
+        )
+        self.recovery = Recovery(self.tree, self.handles)
+
+    # -- life --------------------------------------------------------------------------------------------
+
+    def restore(self) -> None:
+        """Bring back what was pending when the last mount of the directory ended; before `start`."""
+        adoption.settle(self._directory, self.journal)
+        replay(self.tree)
+
+    def start(self, runners: Mapping[str, Runner]) -> None:
+        """Start the threads, after the process has forked. `runners` do the jobs of kind "upload" and "delete"."""
+        self.listings.start()
+        self.fsyncer.start()
+        if not self._offline:
+            self.writeback.start(runners)
+
+    def stop(self) -> None:
+        """End the uploads, and sync what was closed once more. What is pending stays in the journal."""
+        self.writeback.stop()
+        self.fsyncer.stop()
+
+    def close(self) -> None:
+        """Let go of the cache directory."""
+        self.journal.close()
+        self.datacache.close()
+        self.dcache.close()
+
+    # -- names -------------------------------------------------------------------------------------------
+
+    def mkdir(self, path: str, perm: int) -> None:
+        """Raises Exists."""
+        changes.mkdir(self.tree, path, perm)
+
+    def unlink(self, path: str) -> None:
+        """Raises NotFound, IsDirectory."""
+        changes.unlink(self.tree, path)
+
+    def rmdir(self, path: str) -> None:
+        """Raises NotFound, NotEmpty, NotDirectory, WrongState for the root."""
+        changes.rmdir(self.tree, path)
+
+    def rename(self, old: str, new: str, *, replace_target: bool = True) -> None:
+        """rename(2). Raises Exists with `replace_target` off (RENAME_NOREPLACE), and what the man page lists."""
+        rename(self.tree, old, new, replace_target=replace_target)
+
+    def usage(self) -> tuple[int, int]:
+        """Bytes that are stored, as far as listings have told, and bytes that have room here."""
+        return self.dcache.bytes_known, self.datacache.room
+
+
+def _dcache(
+    config: Config,
+    client: Client,
+    clock: Clock,
+    store: ListingStore,
+    on_change: Callable[[str, set[str]], None],
+    interrupted: Interrupted,
+) -> DCache:
+    return DCache(
+        client,
+        store,
+        ttl=config.ttl * (1 - KERNEL_SHARE),
+        clock=clock,
+        offline=config.offline,
+        bulk=config.api != "v2",
+        on_change=on_change,
+        interrupted=interrupted,
+    )
