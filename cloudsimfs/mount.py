@@ -75,16 +75,7 @@ class Mount:
             may_preview=lambda: is_spare(self.client.budget.snapshot()),
         )
         self._conflicts = Conflicts(self._files.tree, on_conflict=self._changed)
-        self._report = Report(
-            config,
-            mountpoint,
-            self.client,
-            writeback=self._files.writeback,
-            datacache=self._files.datacache,
-            handles=self._files.handles,
-            recovery=self._files.recovery,
-            conflicts=self._conflicts,
-        )
+        self._report = Report(config, mountpoint, self.client, self._files, self._conflicts)
         self._control = Control(
             runs_of_account(
                 self.client,
@@ -98,12 +89,9 @@ class Mount:
             self,
             clock=self._clock,
         )
+        timeout = config.ttl * KERNEL_SHARE
         self._operations = Operations(
-            self._files,
-            self._control,
-            timeout=config.ttl * KERNEL_SHARE,
-            on_init=self._started,
-            on_destroy=self._ended,
+            self._files, self._control, timeout=timeout, on_init=self._started, on_destroy=self._ended
         )
 
     def serve(self) -> None:

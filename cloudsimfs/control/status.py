@@ -10,37 +10,28 @@ from typing import Any
 
 from cloudsimfs import __version__
 from cloudsimfs.config import Config
-from cloudsimfs.datacache.cache import DataCache
 from cloudsimfs.service import BudgetState, Client
 from cloudsimfs.uploader.conflicts import Conflicts
-from cloudsimfs.vfs.handles import Handles
-from cloudsimfs.vfs.recovery import Recovery
+from cloudsimfs.vfs.filesystem import FileSystem
 from cloudsimfs.writeback.queue import Job
-from cloudsimfs.writeback.uploads import Writeback
 
 MOST_LINES = 10  # of one kind in the text
 
 
 class Report:
     def __init__(
-        self,
-        config: Config,
-        mountpoint: Path,
-        client: Client,
-        *,
-        writeback: Writeback,
-        datacache: DataCache,
-        handles: Handles,
-        recovery: Recovery,
-        conflicts: Conflicts,
+        self, config: Config, mountpoint: Path, client: Client, filesystem: FileSystem, conflicts: Conflicts
     ) -> None:
         self._config = config
         self._mountpoint = mountpoint
         self._client = client
-        self._writeback = writeback
-        self._datacache = datacache
-        self._handles = handles
-        self._recovery = recovery
+        self._writeback = filesystem.writeback
+        self._deletes = filesystem.writeback.deletes
+        self._queue = filesystem.writeback.queue
+        self._meter = filesystem.writeback.meter
+        self._datacache = filesystem.datacache
+        self._handles = filesystem.handles
+        self._recovery = filesystem.recovery
         self._conflicts = conflicts
 
     def status(self) -> dict[str, object]:
@@ -59,9 +50,7 @@ class Report:
             "uploads": self._uploads(jobs),
             "last_error": self._last_error(),
             "conflicts": [asdict(conflict) for conflict in self._conflicts.found()],
-            "undeleted": [
-                {"path": path, "error": error} for path, error in self._writeback.deletes.given_up().items()
-            ],
+            "undeleted": [{"path": path, "error": error} for path, error in self._deletes.given_up().items()],
             "recover": [draft.path for draft in self._recovery.drafts()],
             "cache": {"directory": str(self._config.cache_dir), "used": used, "limit": limit},
             "open_files": self._handles.count,
@@ -71,12 +60,12 @@ class Report:
     def _uploads(self, jobs: list[Job]) -> dict[str, float | None]:
         """What is left of all uploads and what is done, and how long the rest will take (None: not known)."""
         left = sum(max(0, job.size - job.sent) for job in jobs)
-        rate = self._writeback.meter.rate()
+        rate = self._meter.rate()
         seconds = round(left / rate, 1) if rate else None
-        return {"left": left, "rate": round(rate), "seconds": seconds, "sent": self._writeback.meter.total}
+        return {"left": left, "rate": round(rate), "seconds": seconds, "sent": self._meter.total}
 
     def _last_error(self) -> dict[str, object] | None:
-        found = self._writeback.queue.last_error
+        found = self._queue.last_error
         return None if found is None else {"time": found[0], "text": found[1]}
 
     def status_text(self) -> str:
@@ -112,7 +101,7 @@ class Report:
         ]
         lines += [
             f"undeleted /{path} is shown again, since the service does not delete it: {error}"
-            for path, error in list(self._writeback.deletes.given_up().items())[:MOST_LINES]
+            for path, error in list(self._deletes.given_up().items())[:MOST_LINES]
         ]
         lines += [
             f"conflict  /{conflict.path} was changed on the service too; yours is /{conflict.ours}"
@@ -120,7 +109,7 @@ class Report:
         ]
         lines += [f"sending   /{job.path}: {_share(job)}" for job in jobs if job.running and job.sent][:MOST_LINES]
         lines += [f"waiting   /{job.path}: {job.error}" for job in jobs if job.error][:MOST_LINES]
-        last = self._writeback.queue.last_error
+        last = self._queue.last_error
         if last is not None and not any(job.error for job in jobs):
             lines.append(f"solved    {time.strftime('%H:%M', time.localtime(last[0]))} {last[1]}")
         return "".join(f"{line}\n" for line in lines)

@@ -268,7 +268,7 @@ class Handles:
         if inode.change() or leaves_closed:
             if was_clean:
                 self._datacache.unshare(inode.content)
-                self._writeback.dependents.add(inode.content)
+                self._tree.dependents.add(inode.content)
             inode.since_ns = self._tree.now_ns()
             self._writeback.changed(inode)
         inode.attr.mtime_ns = self._tree.now_ns()

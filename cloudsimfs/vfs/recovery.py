@@ -128,7 +128,7 @@ class Recovery:
         if target is not None and target.is_dir:
             raise IsDirectory(f"/{row.path} is a folder now; `cloudsimfs recover --save DIR` copies the file out")
         content, tree = self._content(row), self._tree
-        tree.writeback.dependents.add(content)
+        tree.dependents.add(content)
         with tree.changing():
             now = tree.now_ns()
             inode = Inode(row.path, is_dir=False, entry=None, attr=LocalAttr(fresh_ino(), mtime_ns=now))

@@ -90,7 +90,7 @@ def _move_file(tree: Tree, inode: Inode, new: str, target: Node | None) -> Tombs
             tree.journal.on_rollback(partial(tree.datacache.share, inode.entry, content))
         tree.datacache.unshare(content)
         if not paths.name(new).startswith(HIDDEN_PREFIX):
-            tree.journal.on_commit(partial(tree.writeback.dependents.add, content))
+            tree.journal.on_commit(partial(tree.dependents.add, content))
         before = tree.attr(old, inode)
         inode.attr = replace(inode.attr, ino=before.ino, mtime_ns=before.mtime_ns, version=None)
         was_open_dirty = inode.state is WriteState.DIRTY
@@ -110,7 +110,7 @@ def _move_file(tree: Tree, inode: Inode, new: str, target: Node | None) -> Tombs
             inode.transition("close")
             tree.writeback.enqueue(inode)
         if inode.local_only:
-            tree.writeback.deletes.release(inode)  # no upload will come
+            tree.pending_deletes.release(inode)  # no upload will come
     return tombstone
 
 

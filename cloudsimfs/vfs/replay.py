@@ -79,11 +79,11 @@ def _replay_file(tree: Tree, row: FileRow) -> Inode:
     inode.in_doubt = row.uploaded and row.state == "closed"
     inode.restore(row.state, row.bytes.size)
     inode.stored_at = tree.monotonic()
-    tree.writeback.dependents.add(inode.content)
+    tree.dependents.add(inode.content)
     if row.state == "closed":
         tree.writeback.enqueue(inode)
     else:
-        tree.writeback.view_cache.went_stale()  # the mount may have died before it told the service
+        tree.writeback.may_be_unlisted()  # the mount may have died before it told the service
     return inode
 
 
@@ -93,7 +93,7 @@ def _replay_draft(tree: Tree, row: DraftRow) -> Inode:
     inode.content = tree.datacache.restore(replace(row.bytes, size=size))
     inode.since_ns = row.since_ns
     inode.state = WriteState.DIRTY
-    tree.writeback.dependents.add(inode.content)
+    tree.dependents.add(inode.content)
     log.warning("/%s was open for writing when the mount ended: kept here, not uploaded", row.path)
     return inode
 
@@ -154,7 +154,7 @@ def _replay_tombstone(tree: Tree, row: TombstoneRow, inodes: dict[int, Inode]) -
         made_anew.hides = tombstone
     if not tombstone.done:
         if not tombstone.is_known:
-            tree.writeback.view_cache.went_stale()  # what is to be found by listing may have been stored lately
+            tree.writeback.may_be_unlisted()  # what is to be found by listing may have been stored lately
         renamed = [inodes[ino] for ino in row.after if ino in inodes]
         waits = [inode for inode in renamed if not (inode.is_stored or inode.local_only)]
-        tree.writeback.deletes.add(tombstone, after=waits)
+        tree.pending_deletes.add(tombstone, after=waits)

@@ -44,7 +44,7 @@ def tombstone_of(tree: Tree, inode: Inode) -> Tombstone | None:
 def bury(tree: Tree, tombstone: Tombstone, *, after: Iterable[Inode] = ()) -> None:
     """Hide a name and have it deleted on the service."""
     tree.overlay.put(tombstone.path, tombstone)
-    tree.writeback.deletes.add(tombstone, after=after)
+    tree.pending_deletes.add(tombstone, after=after)
 
 
 def bury_folder(tree: Tree, path: str, entry: Entry, *, empty: bool) -> None:
@@ -53,17 +53,17 @@ def bury_folder(tree: Tree, path: str, entry: Entry, *, empty: bool) -> None:
     after: set[Inode] = set()
     for below, item in tree.overlay.below(path):
         if isinstance(item, Tombstone) and not item.done:
-            tree.writeback.deletes.call_off(item)  # one that has begun may never end: it is asked for again
+            tree.pending_deletes.call_off(item)  # one that has begun may never end: it is asked for again
             tombstone.below += item.below if item.is_dir else [item.entry or unknown_file(below)]
             after |= item.after
             tree.overlay.pop(below)
             tree.journal.drop_tombstone(below)
     tree.overlay.put(path, tombstone)
     if tombstone.below or (empty and entry.id):
-        tree.writeback.deletes.add(tombstone, after=after)
+        tree.pending_deletes.add(tombstone, after=after)
     else:  # its files were deleted one by one: the service has no empty folders
         tombstone.finish(tree.monotonic())
-        tree.writeback.deletes.save(tombstone)
+        tree.pending_deletes.save(tombstone)
 
 
 def claim_for_file(tree: Tree, path: str) -> tuple[Entry | None, bool]:
@@ -111,7 +111,7 @@ def leave_folder(tree: Tree, path: str) -> bool:
 def _take_back(tree: Tree, tombstone: Tombstone) -> bool:
     """The name is free again. False if its delete may be too late to call off."""
     tree.overlay.pop(tombstone.path)
-    in_time = tree.writeback.deletes.call_off(tombstone)
+    in_time = tree.pending_deletes.call_off(tombstone)
     tree.journal.drop_tombstone(tombstone.path)
     _hide_files(tree, tombstone)
     return in_time
@@ -124,7 +124,7 @@ def _hide_files(tree: Tree, tombstone: Tombstone) -> None:
         if tombstone.done:
             removed.finish(tree.monotonic())
             tree.overlay.put(entry.path, removed)
-            tree.writeback.deletes.save(removed)
+            tree.pending_deletes.save(removed)
         else:
             bury(tree, removed, after=tombstone.after)
         _hide_folders(tree, entry.path, below=tombstone.path)
@@ -137,7 +137,7 @@ def _hide_folders(tree: Tree, path: str, *, below: str) -> None:
         tombstone = Tombstone(folder, unknown_folder(folder), is_dir=True)
         tombstone.finish(tree.monotonic())
         tree.overlay.put(folder, tombstone)
-        tree.writeback.deletes.save(tombstone)
+        tree.pending_deletes.save(tombstone)
         folder = paths.parent(folder)
 
 

@@ -65,6 +65,8 @@ class Tree:
         self.dcache = dcache
         self.datacache = datacache
         self.writeback = writeback
+        self.pending_deletes = writeback.deletes
+        self.dependents = writeback.dependents
         self.journal = journal
         self._owner = owner
         self._clock = clock

@@ -310,6 +310,10 @@ class Writeback:
         with self.queue.lock:
             return any(not upload.error for upload in self._uploads.values())
 
+    def may_be_unlisted(self) -> None:
+        """The service may have stored something lately that its listings do not show yet: it is to renew them."""
+        self.view_cache.went_stale()
+
     def refused(self) -> list[str]:
         """Why files that were closed are not uploaded: close() has said so."""
         with self.queue.lock:
