@@ -37,6 +37,7 @@ from cloudsimfs.errors import (
     WrongState,
 )
 from cloudsimfs.fuse.binding import interrupted, library_version, serve
+from cloudsimfs.fuse.pagecache import KernelCache
 from cloudsimfs.fuse.previews import is_spare
 from cloudsimfs.host.daemon import on_signal
 from cloudsimfs.operations import Operations
@@ -66,15 +67,16 @@ class Mount:
         self._clock: Clock = SystemClock()
         self._stop = threading.Event()
         self.client = _connect(config, self._clock, self._stop)
+        self._kernel_cache = KernelCache()
         self._files = FileSystem(
             config,
             self.client,
             self._clock,
-            on_change=self._changed,
+            on_change=self._kernel_cache.listing_changed,
             interrupted=interrupted,
             may_preview=lambda: is_spare(self.client.budget.snapshot()),
         )
-        self._conflicts = Conflicts(self._files.tree, on_conflict=self._changed)
+        self._conflicts = Conflicts(self._files.tree, on_conflict=self._kernel_cache.listing_changed)
         self._report = Report(config, mountpoint, self.client, self._files, self._conflicts)
         self._control = Control(
             runs_of_account(
@@ -91,7 +93,12 @@ class Mount:
         )
         timeout = config.ttl * KERNEL_SHARE
         self._operations = Operations(
-            self._files, self._control, timeout=timeout, on_init=self._started, on_destroy=self._ended
+            self._files,
+            self._control,
+            self._kernel_cache,
+            timeout=timeout,
+            on_init=self._started,
+            on_destroy=self._ended,
         )
 
     def serve(self) -> None:
@@ -139,11 +146,6 @@ class Mount:
                 f"{self._config.url} {silent} ({error}): what is known of it is shown, and what is written waits"
             )
             log.warning("%s", self._note)
-
-    def _changed(self, directory: str, names: set[str]) -> None:
-        """A listing differs from the last one: the kernel must ask again."""
-        for path in [directory, *(paths.join(directory, name) for name in names)]:
-            self._operations.kernel_cache.invalidate(path)
 
     def _started(self) -> None:
         self._files.start(self._runners())
@@ -237,13 +239,13 @@ class Mount:
         path = path.strip("/")
         self._files.dcache.invalidate(paths.parent(path))
         self._files.dcache.expect_changes(path, SETTLING)
-        self._operations.kernel_cache.invalidate(path)
-        self._operations.kernel_cache.settle()
+        self._kernel_cache.invalidate(path)
+        self._kernel_cache.settle()
 
     def results_expected(self, folder: str) -> None:
         """Look anew inside, and for a while often. The listing above says no more of the folder than before."""
         self._files.dcache.expect_changes(folder, SETTLING)
-        self._operations.kernel_cache.invalidate(folder)
+        self._kernel_cache.invalidate(folder)
 
     def runs_changed(self, run_ids: set[int], active: frozenset[str]) -> None:
         self._files.dcache.keep_steady(active)
@@ -251,8 +253,7 @@ class Mount:
             self.contents_changed(run_paths(run_ids))
 
     def contents_changed(self, changed: list[str]) -> None:
-        for path in changed:
-            self._operations.kernel_cache.invalidate(path)
+        self._kernel_cache.invalidate_all(changed)
 
     def drafts(self) -> list[dict[str, object]]:
         return [asdict(draft) for draft in self._files.recovery.drafts()]

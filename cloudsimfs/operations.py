@@ -22,12 +22,13 @@ from cloudsimfs.errors import CloudsimfsError, Invalid, NotPermitted, NotSupport
 from cloudsimfs.fuse.binding import (
     BLOCK_SIZE,
     Callbacks,
-    KernelCache,
     caller,
     configure,
     interrupted,
+    path_invalidator,
     stay_attached,
 )
+from cloudsimfs.fuse.pagecache import KernelCache
 from cloudsimfs.fuse.previews import is_preview
 from cloudsimfs.inode import ST_BLOCK, Attr
 from cloudsimfs.vfs.attrs import path_ino
@@ -77,6 +78,7 @@ class Operations(Callbacks):  # type: ignore[misc]  # the fallback binding has n
         self,
         filesystem: FileSystem,
         control: Control,
+        kernel_cache: KernelCache,
         *,
         timeout: float,
         on_init: Callable[[], None],
@@ -89,12 +91,12 @@ class Operations(Callbacks):  # type: ignore[misc]  # the fallback binding has n
         self._tree = filesystem.tree
         self._handles = filesystem.handles
         self._control = control
+        self._kernel_cache = kernel_cache
         self._owner = filesystem.owner
         self._timeout = timeout
         self._lock = threading.Lock()  # protects _directories and _pages; a leaf
         self._directories: dict[int, list[Dirent]] = {}  # what an open directory held, by handle
         self._next = itertools.count(1)
-        self.kernel_cache = KernelCache()
         # What the kernel's pages of a path were filled from at its last open (`Handles.identity`); guarded by _lock.
         self._pages: dict[str, int | None] = {}
         self._on_init = on_init
@@ -105,7 +107,7 @@ class Operations(Callbacks):  # type: ignore[misc]  # the fallback binding has n
     def init_with_config(self, conn: Any, config: Any) -> None:
         """libfuse 3. Runs in the process that serves: threads may start from here on."""
         configure(conn, config, timeout=self._timeout)
-        self.kernel_cache.start()
+        self._kernel_cache.start(path_invalidator())
         self._on_init()
 
     def init(self, _path: str) -> None:
@@ -113,7 +115,7 @@ class Operations(Callbacks):  # type: ignore[misc]  # the fallback binding has n
         self._on_init()
 
     def destroy(self, _path: str) -> None:
-        self.kernel_cache.stop()
+        self._kernel_cache.stop()
         self._on_destroy()
 
     # -- names and attributes ------------------------------------------------------------------------------
@@ -264,7 +266,8 @@ class Operations(Callbacks):  # type: ignore[misc]  # the fallback binding has n
             # the kernel has one page cache per path: an older version's pages must not get into this handle
             fi.direct_io = int(self._handles.is_mixed(fi.fh))
             fi.keep_cache = int(self._pages_hold(path, self._handles.identity(fi.fh)))
-        self.kernel_cache.settle(path)  # what this has found out: fstat(2) and reads go by the size the kernel knows
+        # wait until the kernel has dropped the stale size: fstat(2) and read(2) use it
+        self._kernel_cache.settle(path)
         return 0
 
     @callback

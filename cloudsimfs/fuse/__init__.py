@@ -1,5 +1,5 @@
-"""The kernel's side: the FUSE binding, the kernel's page and name cache, and who asks only to show a preview.
+"""The kernel's side: the FUSE binding, the kernel's page and name cache, and opens that only show a preview.
 
-Called by `operations` and by the mount; `binding` alone imports the library.
-Locks: `KernelCache` has one of its own, a leaf.
+Called by `operations`, by the mount and, for the kernel's cache, by `control`; `binding` alone imports the library.
+Locks: `KernelCache._changed` is a leaf.
 """

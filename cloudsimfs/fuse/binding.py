@@ -1,7 +1,6 @@
 """The FUSE binding and the kernel behind it. The only module that imports the binding.
 
-Knows no file: `operations` holds the callbacks. Threading: libfuse calls from many threads at once; KernelCache has a
-thread of its own.
+Knows no file: `operations` holds the callbacks. Threading: libfuse calls from many threads at once.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ Callbacks: Any = binding.Operations  # what `operations` derives from
 READDIR_PLUS, FILL_DIR_PLUS = 1, 2  # fuse.h: enum fuse_readdir_flags, enum fuse_fill_dir_flags
 NEGATIVE_TIMEOUT = 1.0  # seconds; a cached "no such file" cannot be taken back from here (libfuse's fuse.h)
 THREADS = 64  # callbacks at the same time
-SETTLE_BOUND = 2.0  # seconds who opens a file waits until the kernel has forgotten what it was
 READERS = 40  # of those, the most that the kernel's page cache may have waiting for data
 ASYNC_DIO = 1 << 15  # fuse_common.h: with it, who waits for an O_DIRECT read cannot be interrupted
 INTERRUPT = signal.SIGURG  # what libfuse sends the thread of an interrupted call; nothing else here uses it
@@ -77,62 +75,22 @@ def configure(conn: Any, config: Any, *, timeout: float) -> None:
         conn.want &= ~ASYNC_DIO
 
 
-class KernelCache:
-    """Takes back what the kernel has cached: attributes and pages, by `fuse_invalidate_path` (libfuse 3.2).
+def path_invalidator() -> Callable[[str], None] | None:
+    """What makes the kernel drop a path's attributes and pages (`fuse_invalidate_path`, libfuse 3.2); it may block.
 
-    The call may wait for a page that a callback is reading, so it is made by a thread of its own, with no lock held.
+    None for libfuse 2: the timeouts alone bound what is stale. Called from `init`, where libfuse's context is that of
+    this mount.
     """
+    library: Any = getattr(binding, "_libfuse", None)
+    if not hasattr(library, "fuse_invalidate_path"):
+        return None
+    library.fuse_get_context.restype = ctypes.POINTER(binding.fuse_context)
+    fuse = ctypes.c_void_p(library.fuse_get_context().contents.fuse)
 
-    def __init__(self) -> None:
-        self._changed = threading.Condition()  # protects the three below; a leaf
-        self._paths: set[str] = set()  # what the kernel has still to be told of
-        self._telling: str | None = None  # what it is being told of
-        self._running = False
-        self._fuse: ctypes.c_void_p | None = None
-        self._library: Any = getattr(binding, "_libfuse", None)
+    def invalidate(path: str) -> None:
+        library.fuse_invalidate_path(fuse, f"/{path}".encode("utf-8", "surrogateescape"))
 
-    def start(self) -> None:
-        """Called from `init`, where libfuse's context is that of this mount."""
-        if not hasattr(self._library, "fuse_invalidate_path"):
-            return  # libfuse 2: the timeouts alone bound what is stale
-        self._library.fuse_get_context.restype = ctypes.POINTER(binding.fuse_context)
-        self._fuse = ctypes.c_void_p(self._library.fuse_get_context().contents.fuse)
-        self._running = True
-        threading.Thread(target=self._work, name="kernel-cache", daemon=True).start()
-
-    def stop(self) -> None:
-        with self._changed:
-            self._running = False
-            self._changed.notify_all()
-
-    def invalidate(self, path: str) -> None:
-        """The path's attributes, and its data if it is a file, have changed on the service."""
-        with self._changed:
-            if self._running:
-                self._paths.add(path)
-                self._changed.notify_all()
-
-    def settle(self, path: str | None = None) -> None:
-        """Wait until the kernel was told of `path`, or of all; not for long, as it may be waiting for a slow read."""
-
-        def is_told() -> bool:
-            if path is None:
-                return not (self._paths or self._telling is not None)
-            return path not in self._paths and path != self._telling
-
-        with self._changed:
-            self._changed.wait_for(lambda: is_told() or not self._running, SETTLE_BOUND)
-
-    def _work(self) -> None:
-        while True:
-            with self._changed:
-                self._telling = None
-                self._changed.notify_all()
-                self._changed.wait_for(lambda: self._paths or not self._running)
-                if not self._running:
-                    return
-                path = self._telling = self._paths.pop()
-            self._library.fuse_invalidate_path(self._fuse, f"/{path}".encode("utf-8", "surrogateescape"))
+    return invalidate
 
 
 def _fill(status: Any, attr: Attr) -> None:
