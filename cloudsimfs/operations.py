@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import functools
-import itertools
 import logging
 import os
 import stat
@@ -17,7 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from cloudsimfs import paths
-from cloudsimfs.control.control import Control, is_control, is_control_handle
+from cloudsimfs.control.files import ControlFiles, is_control, is_control_handle
 from cloudsimfs.errors import CloudsimfsError, Invalid, NotPermitted, NotSupported
 from cloudsimfs.fuse.binding import (
     BLOCK_SIZE,
@@ -30,6 +29,7 @@ from cloudsimfs.fuse.binding import (
 )
 from cloudsimfs.fuse.pagecache import KernelCache
 from cloudsimfs.fuse.previews import is_preview
+from cloudsimfs.handletable import HandleTable
 from cloudsimfs.inode import ST_BLOCK, Attr
 from cloudsimfs.vfs.attrs import path_ino
 from cloudsimfs.vfs.filesystem import FileSystem
@@ -77,7 +77,7 @@ class Operations(Callbacks):  # type: ignore[misc]  # the fallback binding has n
     def __init__(
         self,
         filesystem: FileSystem,
-        control: Control,
+        control: ControlFiles,
         kernel_cache: KernelCache,
         *,
         timeout: float,
@@ -92,11 +92,9 @@ class Operations(Callbacks):  # type: ignore[misc]  # the fallback binding has n
         self._handles = filesystem.handles
         self._control = control
         self._kernel_cache = kernel_cache
-        self._owner = filesystem.owner
         self._timeout = timeout
-        self._lock = threading.Lock()  # protects _directories and _pages; a leaf
-        self._directories: dict[int, list[Dirent]] = {}  # what an open directory held, by handle
-        self._next = itertools.count(1)
+        self._directories = HandleTable[list[Dirent]]()  # what an open directory held when it was read
+        self._lock = threading.Lock()  # protects _pages; a leaf
         # What the kernel's pages of a path were filled from at its last open (`Handles.identity`); guarded by _lock.
         self._pages: dict[str, int | None] = {}
         self._on_init = on_init
@@ -124,20 +122,16 @@ class Operations(Callbacks):  # type: ignore[misc]  # the fallback binding has n
     def getattr(self, path: str, _fi: Any = None) -> dict[str, int]:
         path = paths.from_kernel(path)
         if is_control(path):
-            return _stat(self._control.getattr(path, uid=self._owner.uid, gid=self._owner.gid))
+            return _stat(self._control.getattr(path))
         return _stat(self._tree.getattr(path))
 
     @callback
     def opendir(self, _path: str) -> int:
-        with self._lock:
-            fh = next(self._next)
-            self._directories[fh] = []
-        return fh
+        return self._directories.add([])
 
     @callback
     def releasedir(self, _path: str, fh: int) -> int:
-        with self._lock:
-            self._directories.pop(fh, None)
+        self._directories.pop(fh)
         return 0
 
     @callback
@@ -149,12 +143,10 @@ class Operations(Callbacks):  # type: ignore[misc]  # the fallback binding has n
     def entries(self, path: str, fh: int, offset: int) -> list[Dirent]:
         """All of a directory, as it was when the handle was last at the beginning: an offset is an index."""
         if offset == 0:
-            found = self._entries(path)
-            with self._lock:
-                self._directories[fh] = found
-            return found
-        with self._lock:
-            return self._directories.get(fh, [])
+            entries = self._entries(path)
+            self._directories.replace(fh, self._directories.get(fh), entries)
+            return entries
+        return self._directories.get(fh)
 
     def _entries(self, path: str) -> list[Dirent]:
         path = paths.from_kernel(path)

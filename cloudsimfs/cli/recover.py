@@ -19,8 +19,8 @@ from cloudsimfs.cli import adopting
 from cloudsimfs.cli.base import main
 from cloudsimfs.cli.options import options, settings_of
 from cloudsimfs.cli.running import mount_at_hand, mount_of, read_status
-from cloudsimfs.control.control import STATE
 from cloudsimfs.control.simulations import SIMULATIONS
+from cloudsimfs.control.state import STATE
 from cloudsimfs.datacache.directory import is_mounted
 from cloudsimfs.errors import ConfigError, MountError
 from cloudsimfs.vfs.recovery import Draft, copy_out, find_drafts

@@ -64,10 +64,12 @@ def reach(top: Path | None, settings: config.Settings, *, direct: bool) -> Itera
             client,
             journal,
             Stored(client, journal),
+            NoCaches(),
             directory=account.directory,
             ttl=settings["run-ttl"],
             bulk=account.api != "v2",
             clock=SystemClock(),
+            changed=lambda _: None,
         )
         with contextlib.closing(simulations):
             yield InProcess(simulations)
@@ -159,22 +161,22 @@ class InProcess:
     def follow(self, name: str) -> Iterator[Reader]:
         file = self._file(name)
         assert file.read is not None
-        assert file.known is not None
+        assert file.cached is not None
         assert file.live is not None
-        known = file.known
+        cached = file.cached
         file.read()
-        self._simulations.poller.follow(file.live)
+        self._simulations.follow(file.live)
         try:
-            yield lambda offset: known()[offset : offset + BLOCK]
+            yield lambda offset: cached()[offset : offset + BLOCK]
         finally:
-            self._simulations.poller.unfollow(file.live)
+            self._simulations.unfollow(file.live)
 
     def storage_path(self, text: str) -> str:
         return text.strip("/")
 
 
 class Stored:
-    """The storage without a mount, for a launch (`runsetup.Place`)."""
+    """The storage without a mount, for a launch (`launch.Storage`)."""
 
     def __init__(self, client: Client, journal: Journal) -> None:
         self._client = client
@@ -201,11 +203,12 @@ class Stored:
         if waiting:
             raise TryAgain(f"/{waiting[0]} is not on the service yet ({len(waiting)} files wait): mount, then launch")
 
+
+class NoCaches:
+    """Without a mount nothing is cached that a run may change."""
+
     def results_expected(self, folder: str) -> None:
         pass
 
     def runs_changed(self, run_ids: set[int], active: frozenset[str]) -> None:
-        pass
-
-    def contents_changed(self, changed: list[str]) -> None:
         pass

@@ -15,8 +15,8 @@ from typing import Any
 
 import click
 
-from cloudsimfs.control.control import STATE
 from cloudsimfs.control.simulations import SIMULATIONS
+from cloudsimfs.control.state import STATE
 from cloudsimfs.errors import MountError
 from cloudsimfs.host import mountpoint
 

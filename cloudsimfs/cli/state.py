@@ -12,8 +12,8 @@ from cloudsimfs import config
 from cloudsimfs.cli.base import main
 from cloudsimfs.cli.options import options, settings_of
 from cloudsimfs.cli.running import drain, mount_meant, mount_of
-from cloudsimfs.control.control import STATE
 from cloudsimfs.control.simulations import SIMULATIONS
+from cloudsimfs.control.state import STATE
 from cloudsimfs.datacache.directory import measure
 from cloudsimfs.errors import MountError
 from cloudsimfs.vfs import accountdir

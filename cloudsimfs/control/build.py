@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 from cloudsimfs.clock import Clock
 from cloudsimfs.control.simulations import Simulations
@@ -20,28 +20,30 @@ from cloudsimfs.runs.store import RunStore
 from cloudsimfs.service import Client
 
 
-class Place(launch.Storage, runs.Watcher, Protocol):
-    """Where the runs' files are."""
-
-    def contents_changed(self, changed: list[str]) -> None:
-        """A command has changed what these paths, below the mount, hold."""
-
-
 def runs_of_account(
-    client: Client, journal: Journal, place: Place, *, directory: Path, ttl: float, bulk: bool, clock: Clock
+    client: Client,
+    journal: Journal,
+    storage: launch.Storage,
+    watcher: runs.Watcher,
+    *,
+    directory: Path,
+    ttl: float,
+    bulk: bool,
+    clock: Clock,
+    changed: Callable[[list[str]], None],
 ) -> Simulations:
     """`directory` is the account's; `ttl` in seconds; `bulk`: v1's list may be asked for v2's logs."""
     store = RunStore(directory / "runs")
-    found = Runs(client, store, place, ttl=ttl, bulk=bulk, clock=clock)
+    found = Runs(client, store, watcher, ttl=ttl, bulk=bulk, clock=clock)
     lookups = LaunchOptions(client, store, clock=clock)
     return Simulations(
         found,
-        RunCommands(client, found, place),
+        RunCommands(client, found, watcher),
         lookups,
         Images(client, found, store, ttl=ttl, clock=clock),
-        Launcher(client, found, lookups, place, journal, lock_file=directory / LAUNCH_LOCK),
+        Launcher(client, found, lookups, storage, journal, lock_file=directory / LAUNCH_LOCK),
         Poller(found, client.budget, ttl=ttl, clock=clock),
         store,
         client.budget,
-        changed=place.contents_changed,
+        changed=changed,
     )

@@ -1,64 +1,46 @@
-"""The virtual folders in the mount's root: `.simulations/`, and `.cloudsimfs/`, by which tools talk to a mount.
+"""The virtual files as the kernel asks for them: which path is one, its attributes, and those that are open.
 
 One write(2) is one command; it acts at once and fails with the errno of that write and a sentence in
-`.simulations/error`. The root does not list them, so that what walks over the drive does not get lost in logs.
+`.simulations/error`. The root lists neither folder, so that programs that walk over the drive do not read every log.
 
-Threading: called by FUSE callbacks on many threads; `_lock` protects the open handles, a leaf.
+Threading: called by FUSE callbacks on many threads; the only lock is that of the handle table, a leaf.
 """
 
 from __future__ import annotations
 
-import itertools
 import os
-import threading
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from cloudsimfs import paths
 from cloudsimfs.clock import Clock
 from cloudsimfs.control.simulations import SIMULATIONS, Simulations
-from cloudsimfs.control.virtual import File, Folder, Link, Node, as_json, kind, text
+from cloudsimfs.control.state import STATE, MountState
+from cloudsimfs.control.virtual import File, Folder, Link, Node, kind
 from cloudsimfs.errors import (
-    BadHandle,
     CloudsimfsError,
     Denied,
     Invalid,
     IsDirectory,
     NotDirectory,
-    NotFound,
     ServiceError,
 )
+from cloudsimfs.handletable import HandleTable
 from cloudsimfs.inode import Attr
 from cloudsimfs.vfs.attrs import path_ino
+from cloudsimfs.vfs.tree import Owner
 
-STATE = ".cloudsimfs"
 TOP_NAMES = (SIMULATIONS, STATE)
-STATE_NAMES = ("status", "status.json", "pending", "metrics", "recover", "recover.json", "refresh", "flush")
 FIRST_HANDLE = 1 << 62  # handles from here on belong to virtual files
 
 
 @dataclass(slots=True)
-class Handle:
-    """An open virtual file, with what it held when it was opened, or the answer to its last command."""
+class OpenFile:
+    """An open virtual file. `snapshot` is what it held at open(2), or the answer to its last command."""
 
     path: str
     file: File
     snapshot: bytes
     failed: dict[bytes, CloudsimfsError] = field(default_factory=dict)  # the last command, if it failed
-
-
-class Mounted(Protocol):
-    """What `.cloudsimfs/` shows and does."""
-
-    def status(self) -> dict[str, object]: ...
-    def status_text(self) -> str: ...
-    def pending_text(self) -> str: ...
-    def metrics_text(self) -> str: ...
-    def drafts(self) -> list[dict[str, object]]: ...
-    def recover(self, command: str) -> None: ...
-    def refresh(self, path: str) -> None: ...
-    def storage_path(self, text: str) -> str: ...
-    def flush(self) -> None: ...
 
 
 def is_control(path: str) -> bool:
@@ -69,40 +51,27 @@ def is_control_handle(fh: int) -> bool:
     return fh >= FIRST_HANDLE
 
 
-class Control:
-    def __init__(self, simulations: Simulations, mounted: Mounted, *, clock: Clock) -> None:
+class ControlFiles:
+    """What lies below `.simulations/` and `.cloudsimfs/`, as the kernel asks for it."""
+
+    def __init__(self, simulations: Simulations, state: MountState, *, owner: Owner, clock: Clock) -> None:
         self._simulations = simulations
-        self._lock = threading.Lock()
-        self._handles: dict[int, Handle] = {}  # guarded by _lock
-        self._next = itertools.count(FIRST_HANDLE)
+        self._state = state
+        self._owner = owner
+        self._open = HandleTable[OpenFile](FIRST_HANDLE)
         self._born_ns = int(clock.now() * 1e9)
-        self._state: dict[str, Node] = {
-            STATE: Folder(lambda: list(STATE_NAMES)),
-            f"{STATE}/status": text(mounted.status_text),
-            f"{STATE}/status.json": text(lambda: as_json(mounted.status())),
-            f"{STATE}/pending": text(mounted.pending_text),
-            f"{STATE}/metrics": text(mounted.metrics_text),
-            f"{STATE}/recover": File(write=mounted.recover),
-            f"{STATE}/recover.json": text(lambda: as_json(mounted.drafts())),
-            f"{STATE}/refresh": File(write=lambda word: mounted.refresh(mounted.storage_path(word))),
-            f"{STATE}/flush": File(write=lambda _: mounted.flush()),
-        }
 
     def close(self) -> None:
         self._simulations.close()
 
     def node(self, path: str) -> Node:
+        """Raises NotFound."""
         top, _, rest = path.partition("/")
-        if top == SIMULATIONS:
-            return self._simulations.node(rest)
-        try:
-            return self._state[path]
-        except KeyError:
-            raise NotFound(f"/{path}") from None
+        return self._simulations.node(rest) if top == SIMULATIONS else self._state.node(rest)
 
-    # -- what operations asks ----------------------------------------------------------------------------
+    # -- names and attributes ------------------------------------------------------------------------------
 
-    def getattr(self, path: str, *, uid: int, gid: int) -> Attr:
+    def getattr(self, path: str) -> Attr:
         node = self.node(path)
         if isinstance(node, Folder):
             perm, size = 0o555, 0
@@ -111,12 +80,12 @@ class Control:
         else:
             perm, size = node.perm, self._size(node)
         born = self._born_ns
-        return Attr(path_ino(path), kind(node) | perm, size, born, born, born, uid, gid)
+        return Attr(path_ino(path), kind(node) | perm, size, born, born, born, self._owner.uid, self._owner.gid)
 
     @staticmethod
     def _size(file: File) -> int:
-        """Of what is known, where reading may need a call of its own; 0 if the service cannot be asked."""
-        read = file.known or file.read
+        """The size of the cached contents, where reading may take a call; 0 if the service cannot be asked."""
+        read = file.cached or file.read
         try:
             return 0 if read is None else len(read())
         except ServiceError:
@@ -136,8 +105,10 @@ class Control:
             raise Invalid(f"/{path} is no link")
         return node.target
 
+    # -- open files ----------------------------------------------------------------------------------------
+
     def open(self, path: str, flags: int) -> int:
-        """A handle; `flags` are the system's O_ flags. What is not live is read now."""
+        """A handle; `flags` are the system's O_ flags. A file that is not live is read now."""
         node = self.node(path)
         if not isinstance(node, File):
             raise IsDirectory(f"/{path}")
@@ -146,11 +117,9 @@ class Control:
             verb = "written" if access != os.O_RDONLY else "read"
             raise self._failed(Denied(f"/{path} cannot be {verb}; .simulations/README says what can"))
         snapshot = b"" if node.read is None or access == os.O_WRONLY else self._read(node)
-        with self._lock:
-            fh = next(self._next)
-            self._handles[fh] = Handle(path, node, snapshot)
+        fh = self._open.add(OpenFile(path, node, snapshot))
         if node.live is not None:
-            self._simulations.poller.follow(node.live)
+            self._simulations.follow(node.live)
         return fh
 
     def _read(self, file: File) -> bytes:
@@ -160,39 +129,31 @@ class Control:
         except CloudsimfsError as error:
             raise self._failed(error) from error
 
-    def _handle(self, fh: int) -> Handle:
-        with self._lock:
-            found = self._handles.get(fh)
-        if found is None:
-            raise BadHandle(f"handle {fh}")
-        return found
-
     def release(self, fh: int) -> None:
-        with self._lock:
-            handle = self._handles.pop(fh, None)
-        if handle is not None and handle.file.live is not None:
-            self._simulations.poller.unfollow(handle.file.live)
+        live = self._open.pop(fh).file.live
+        if live is not None:
+            self._simulations.unfollow(live)
 
     def read(self, fh: int, size: int, offset: int) -> bytes:
-        handle = self._handle(fh)
-        now = handle.file.known if handle.file.live else None
-        data = handle.snapshot if now is None else now()
+        opened = self._open.get(fh)
+        cached = opened.file.cached if opened.file.live else None
+        data = opened.snapshot if cached is None else cached()
         return data[offset : offset + size]
 
     def write(self, fh: int, data: bytes) -> None:
         """One command. Its failure stays readable in `.simulations/error`."""
-        handle = self._handle(fh)
-        again = handle.failed.pop(data, None)
+        opened = self._open.get(fh)
+        again = opened.failed.pop(data, None)
         if again is not None:
             raise again  # a buffering writer's close() repeats what could not be written: not a second command
         try:
-            answer = self._command(handle.path, handle.file, data)
+            answer = self._command(opened.path, opened.file, data)
         except CloudsimfsError as error:
-            handle.failed.clear()
-            handle.failed[data] = error
+            opened.failed.clear()
+            opened.failed[data] = error
             raise self._failed(error) from error
         if answer is not None:
-            handle.snapshot = answer
+            opened.snapshot = answer
 
     def _command(self, path: str, file: File, data: bytes) -> bytes | None:
         assert file.write is not None

@@ -83,7 +83,7 @@ class Simulations:
         self._store = store
         self._budget = budget
         self._changed = changed
-        self.poller = poller
+        self._poller = poller
         self._lock = threading.Lock()
         self._error = launcher.unresolved()  # guarded by _lock
         self._launched = store.launched()  # guarded by _lock
@@ -101,7 +101,7 @@ class Simulations:
         }
 
     def close(self) -> None:
-        self.poller.close()
+        self._poller.close()
         self._runs.close()
 
     def node(self, path: str) -> Node:
@@ -115,6 +115,13 @@ class Simulations:
         if re.fullmatch(r"[1-9][0-9]{0,18}", top):
             return self._of_run(self._run(int(top)), rest)
         raise NotFound(f"/{SIMULATIONS}/{path}")
+
+    def follow(self, live: Followed) -> None:
+        """Keep an open file up to date until `unfollow`."""
+        self._poller.follow(live)
+
+    def unfollow(self, live: Followed) -> None:
+        self._poller.unfollow(live)
 
     def _run(self, run_id: int) -> Simulation:
         try:
@@ -133,7 +140,7 @@ class Simulations:
         """A command was carried out."""
         with self._lock:
             self._error = ""
-        self.poller.hurry()
+        self._poller.hurry()
         self._changed([f"{SIMULATIONS}/error", f"{SIMULATIONS}/budget", f"{SIMULATIONS}/launch"])
 
     # -- at the top ----------------------------------------------------------------------------------------
@@ -154,7 +161,7 @@ class Simulations:
         def lines(values: Iterable[str]) -> bytes:
             return "".join(f"{value}\n" for value in values).encode("utf-8", "replace")
 
-        return File(lambda: lines(self._lookups.values(name)), known=lambda: lines(self._lookups.known(name)))
+        return File(lambda: lines(self._lookups.values(name)), cached=lambda: lines(self._lookups.known(name)))
 
     def _budget_text(self) -> str:
         values: dict[str, object] = asdict(self._budget.snapshot())
@@ -231,11 +238,11 @@ class Simulations:
             "status": File(
                 lambda: status(runs.get(run.id)),
                 live=Followed(run.id, log=False),
-                known=lambda: status(runs.known_run(run.id)),
+                cached=lambda: status(runs.known_run(run.id)),
             ),
             "info.json": text(lambda: as_json(_info(runs.get(run.id)))),
             "log": File(
-                lambda: runs.log(run.id), live=Followed(run.id, log=True), known=lambda: runs.known_log(run.id)
+                lambda: runs.log(run.id), live=Followed(run.id, log=True), cached=lambda: runs.known_log(run.id)
             ),
             "images": Folder(lambda: self._pictures.names(run.id)),
             "stop": File(write=lambda word: self._commands.stop(run.id, word)),

@@ -12,7 +12,7 @@ from cloudsimfs.runs.poller import Followed
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A virtual file. What has `live` is read anew at every read, the others once per open.
+    """A virtual file. One with `live` is read anew at every read(2), the others once per open(2).
 
     `write` carries out a command; its answer, if it has one, is what the same handle reads afterwards.
     """
@@ -20,7 +20,7 @@ class File:
     read: Callable[[], bytes] | None = None
     write: Callable[[str], bytes | None] | None = None
     live: Followed | None = None
-    known: Callable[[], bytes] | None = None  # as `read`, of what is known without a call
+    cached: Callable[[], bytes] | None = None  # as `read`, without a call
 
     @property
     def perm(self) -> int:
