@@ -3,7 +3,7 @@
 A listing is believed for the TTL, longer as the hour's calls run out, shorter while others write to the folder, and
 not at all once it is invalidated. Nothing is thrown away for its age: it serves while the service cannot be asked.
 
-Threading: `_lock` protects all; a leaf. Nothing here asks the service.
+Threading: `_lock` protects all; under it only that of the holds is taken. Nothing here asks the service.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from cloudsimfs import paths
 from cloudsimfs.clock import Clock
 from cloudsimfs.listings.store import ListingStore
 from cloudsimfs.service.model import Entry
+from cloudsimfs.singleflight import Holds
 
 CHANGING_TTL = 3.0  # seconds a listing is believed while results are arriving in its folder
 NEVER = -math.inf
@@ -56,7 +57,7 @@ class ListingCache:
         self._changing: dict[str, float] = {}  # folders others write to, until when (monotonic)
         self._steady: frozenset[str] = frozenset()  # folders whose TTL is not stretched
         self._forgotten: set[str] = set()  # forgotten on disk, and not listed since
-        self._held: dict[str, float] = {}  # listings that could not be renewed, until when
+        self._holds = Holds[str](clock)  # listings that could not be renewed
         self._down_until = NEVER  # monotonic; the service could not be reached
 
     def close(self) -> None:
@@ -114,7 +115,7 @@ class ListingCache:
         now = self._clock.monotonic()
         age = now - listing.asked_at
         with self._lock:
-            if self._offline or now < max(self._down_until, self._held.get(path, NEVER)):
+            if self._offline or now < self._down_until or self._holds.is_held(path):
                 return True
             if self._is_changing_locked(path, now):
                 return age <= CHANGING_TTL
@@ -147,7 +148,7 @@ class ListingCache:
             if before is not None:
                 listing = Listing(with_sizes(before.names, listing.names), listing.asked_at)
             self._keep_locked(path, listing)
-            self._held.pop(path, None)
+            self._holds.release(path)
             self._forgotten.discard(path)
             self._fresh[path] = listing
         self._store.save(path, self._clock.now() - age, listing.names)
@@ -182,10 +183,10 @@ class ListingCache:
 
     def hold(self, path: str, seconds: float, *, down: bool) -> None:
         """It could not be renewed, and serves for so long; `down`: nor can any other."""
-        with self._lock:
-            self._held[path] = self._clock.monotonic() + seconds
-            if down:
-                self._down_until = self._held[path]
+        self._holds.hold(path, seconds)
+        if down:
+            with self._lock:
+                self._down_until = self._clock.monotonic() + seconds
 
     def keep_steady(self, folders: frozenset[str]) -> None:
         """Folders of active runs: their TTL is not stretched."""

@@ -1,22 +1,22 @@
 """Listings of directories: the only module that asks the service for them.
 
 One listing answers every question about its directory, misses included: one call per directory and TTL. What a
-listing said is kept (`listingcache`) and served while the service cannot be asked, or takes long to answer
+listing said is kept (`listings.cache`) and served while the service cannot be asked, or takes long to answer
 (docs/architecture.md, invariant 4): a failed call never removes a name. "Absent" is only what a complete listing,
 or the service's own word, says.
 
-Threading: fetches are single-flight per directory: who comes second waits for the first one's answer. `_lock`
-protects the flights, and comes before that of the listing cache; no other is taken under it.
+Threading: fetches are single-flight per directory (`singleflight`). The lock of the flights comes before that of the
+listing cache; no other is taken under it.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import threading
 from collections.abc import Callable, Iterable, Set
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from concurrent.futures import TimeoutError as FutureTimeout
+from concurrent.futures import wait
+from functools import partial
 
 from cloudsimfs import paths
 from cloudsimfs.clock import Clock
@@ -37,6 +37,7 @@ from cloudsimfs.listings.store import ListingStore
 from cloudsimfs.listings.walks import Walks
 from cloudsimfs.service import Client
 from cloudsimfs.service.model import Entry
+from cloudsimfs.singleflight import Flight, SingleFlight
 from cloudsimfs.waiting import Interrupted, never
 
 log = logging.getLogger(__name__)
@@ -50,10 +51,7 @@ STRETCH = 10.0  # times the TTL when no calls are left
 AHEAD = 8  # listings fetched at the same time ahead of a walker
 
 
-class Flight(Future[Listing]):
-    """A fetch, in line or, since `begun_at` (monotonic seconds; guarded by DCache._lock), under way."""
-
-    begun_at = math.inf
+ListingFlight = Flight[str, Listing]
 
 
 class DCache:
@@ -80,9 +78,7 @@ class DCache:
         self._cache = ListingCache(store, ttl=ttl, clock=clock, offline=offline, stretch=self._stretch)
         self._interrupted = interrupted
         self._walks = Walks(clock, bulk=bulk)
-        self._pool = ThreadPoolExecutor(max_workers=AHEAD, thread_name_prefix="listing")
-        self._lock = threading.Lock()
-        self._flights: dict[str, Flight] = {}  # guarded by _lock
+        self._flights = SingleFlight[str, Listing](workers=AHEAD, name="listing", clock=clock)
         self._slow_until = NEVER  # monotonic; a renewal took longer than GRACE: nobody waits for the next ones
 
     def _stretch(self) -> float:
@@ -94,7 +90,7 @@ class DCache:
             self._put(paths.ROOT, self._fetch(paths.ROOT, None))
 
     def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._flights.close()
         self._cache.close()
 
     # -- what is known already -----------------------------------------------------------------------------
@@ -162,17 +158,17 @@ class DCache:
                 continue  # it has landed meanwhile
             flight, mine = joined
             if patient:
-                self._fly(path, flight, since)  # also one in line: those before it may be waiting for this thread
+                self._fly(flight, since)  # also one in line: those before it may be waiting for this thread
             elif known is None or known.asked_at == NEVER:
-                threading.Thread(target=self._fly, args=(path, flight, since), name="listing", daemon=True).start()
+                threading.Thread(target=self._fly, args=(flight, since), name="listing", daemon=True).start()
                 if not self._comes(flight):
                     if known is None:
                         raise TimedOut(f"listing of /{path}: no answer in {ANSWER:.0f} s")
                     return known
             else:
                 if mine:
-                    self._pool.submit(self._fly, path, flight, since)
-                return self._wait_briefly(path, flight, known)
+                    self._flights.submit(flight, lambda: self._renew(path, since))
+                return self._wait_briefly(flight, known)
             if mine:
                 return flight.result()
             if since is not None:
@@ -183,7 +179,7 @@ class DCache:
                     return landed
             # it may have left too early: look again
 
-    def _comes(self, flight: Flight) -> bool:
+    def _comes(self, flight: ListingFlight) -> bool:
         """Wait for a listing; False if it takes too long: readers one after the other wait no longer than one.
 
         Raises Cancelled if the reader is interrupted.
@@ -191,50 +187,26 @@ class DCache:
         while not wait([flight], timeout=LOOK).done:
             if self._interrupted():
                 raise Cancelled("interrupted while waiting for a listing")
-            with self._lock:
-                if self._clock.monotonic() > flight.begun_at + ANSWER:
-                    return False
+            if self._clock.monotonic() > flight.begun_at + ANSWER:
+                return False
         return True
 
-    def _join(self, path: str, known: Listing | None) -> tuple[Flight, bool] | None:
-        """The directory's flight, and whether it is new and the caller's to fly. None if `known` is not the last
-        listing any more: a flight has landed.
-        """
-        with self._lock:
-            flight = self._flights.get(path)
-            if flight is not None:
-                return flight, False
-            if self._cache.in_memory(path) is not known:
-                return None
-            flight = self._flights[path] = Flight()
-            return flight, True
+    def _join(self, path: str, known: Listing | None) -> tuple[ListingFlight, bool] | None:
+        """As `SingleFlight.join`: None if `known` is not the last listing any more."""
+        return self._flights.join(path, lambda: self._cache.in_memory(path) is not known)
 
-    def _wait_briefly(self, path: str, flight: Flight, known: Listing) -> Listing:
+    def _wait_briefly(self, flight: ListingFlight, known: Listing) -> Listing:
         """The answer, or what is known if it takes long."""
         now = self._clock.monotonic()
         try:
             return flight.result(timeout=0.0 if now < self._slow_until else GRACE)
         except FutureTimeout:
-            log.info("listing of /%s takes long; the one known is served", path)
+            log.info("listing of /%s takes long; the one known is served", flight.key)
             self._slow_until = max(self._slow_until, now + HOLD)
             return known
 
-    def _fly(self, path: str, flight: Flight, since: float | None) -> None:
-        with self._lock:
-            if flight.begun_at < math.inf:
-                return
-            flight.begun_at = self._clock.monotonic()
-        listing, failure = None, None
-        try:
-            listing = self._renew(path, since)
-        except BaseException as error:  # noqa: BLE001  who waits must hear of it, whatever it is
-            failure = error
-        with self._lock:
-            del self._flights[path]
-        if listing is not None:
-            flight.set_result(listing)
-        else:
-            flight.set_exception(failure)
+    def _fly(self, flight: ListingFlight, since: float | None) -> None:
+        self._flights.fly(flight, lambda: self._renew(flight.key, since))
 
     def _renew(self, path: str, since: float | None) -> Listing:
         try:
@@ -345,7 +317,7 @@ class DCache:
                 continue
             match self._join(ahead, known):
                 case flight, True:
-                    self._pool.submit(self._fly, ahead, flight, None)
+                    self._flights.submit(flight, partial(self._renew, ahead, None))
 
     def _folders_beside(self, path: str) -> list[str]:
         return [] if path == paths.ROOT else self._cache.folders(paths.parent(path))
