@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from cloudsimfs.datacache import growth, rangelog
+from cloudsimfs.datacache import ancestry, rangelog
 from cloudsimfs.datacache.content import Content
 from cloudsimfs.datacache.directory import LOCAL, key_of, lock_directory, log_of, size_of, with_log
 from cloudsimfs.datacache.rangelog import RangeLog, Record, Version
@@ -96,7 +96,7 @@ class DataCache:
             size=entry.size,
             source=Source(self._client, entry, link=link),
             log=RangeLog(log_of(backing, key_of(entry.fingerprint)), entry),
-            ancestor=None if before is None or before.size < growth.LEAST else before,
+            ancestor=None if before is None or before.size < ancestry.MIN_ANCESTOR else before,
         )
 
     def _load(self, entry: Entry) -> Content | None:

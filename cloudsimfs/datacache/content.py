@@ -1,70 +1,47 @@
-"""One file's bytes: a sparse file (`backing`), what of it is there (`presence`), and where the rest comes from.
+"""One file's bytes, as the namespace and the uploads see them: read, write, truncate, complete, evict.
 
-    [0, presence.end)       bytes of the pinned service version; those that are missing are fetched when read
-    [presence.end, size)    local bytes; holes read as zeros
+`sparsefile` holds the bytes that are on this disk; `prefetch` brings the missing ones; `ancestry` takes over those of
+an earlier version. The content itself knows where its bytes come from, and whether they differ from the service's.
 
-A fetch fills holes only: it can never overwrite what was written here. All fetched bytes come from one version
-(docs/architecture.md, invariant 5): another ETag ends in Stale, never in mixed bytes.
+All fetched bytes come from one version (docs/architecture.md, invariant 5): another ETag ends in Stale, never in
+mixed bytes.
 
-Locks: `Content.lock` protects the fields below, those of the backing file and of the fetcher too, and is held over
-local disk I/O only. Order: Content.lock before the data cache's.
+Locks: `Content.lock` guards the fields here, the sparse file and the fetcher. It is held over local disk I/O only.
+Order: Content.lock, then DataCache._lock.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
-import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Protocol
 
-from cloudsimfs.datacache import growth
-from cloudsimfs.datacache.backing import BackingFile
-from cloudsimfs.datacache.presence import Presence
+from cloudsimfs.datacache.ancestry import Ancestry
 from cloudsimfs.datacache.rangelog import RangeLog
+from cloudsimfs.datacache.sparsefile import SparseFile
 from cloudsimfs.datacache.state import ContentState
-from cloudsimfs.errors import (
-    BadHandle,
-    Cancelled,
-    CloudsimfsError,
-    FsError,
-    NoSpace,
-    ServiceError,
-    Stale,
-    VersionChanged,
-)
-from cloudsimfs.host.disk import PAGE, SLICE, disk_usage, punch, write_all
-from cloudsimfs.prefetch.fetcher import Fetcher, Flight, Waiter
-from cloudsimfs.prefetch.pool import FetchPool
+from cloudsimfs.errors import BadHandle, Cancelled, CloudsimfsError, NoSpace, ServiceError, Stale, VersionChanged
+from cloudsimfs.host.disk import SLICE
+from cloudsimfs.prefetch.fetcher import CacheSpace, Fetcher, Waiter
 from cloudsimfs.prefetch.ranges import RangeSet
 from cloudsimfs.prefetch.readahead import MOST_AHEAD, MOST_PIECE, Window
 from cloudsimfs.prefetch.source import Source
 from cloudsimfs.waiting import Interrupted, never
 
-BLOCK = 1 << 20  # bytes read from disk at a time for an upload
-
-
-class CacheSpace(Protocol):
-    """What a content asks of the cache directory."""
-
-    pool: FetchPool
-    most_ahead: int  # bytes a reader's window may have
-
-    def reserve(self, size: int) -> AbstractContextManager[None]:
-        """Space for bytes while they are being kept. Entering it raises NoSpace."""
+UPLOAD_BLOCK = 1 << 20  # bytes read from disk at a time for an upload
+MAX_COMPARED = 4 << 20  # bytes; what was read of an old version and may be fetched of the new one to compare
 
 
 class Content:
-    """The bytes of one file; see the module's text. Create through `DataCache`."""
+    """The bytes of one file. Create it through `DataCache`."""
 
     _serials = itertools.count(1)
 
     def __init__(
         self,
         backing: Path,
-        room: CacheSpace,
+        space: CacheSpace,
         *,
         size: int = 0,
         source: Source | None = None,
@@ -72,26 +49,24 @@ class Content:
         ancestor: Content | None = None,
     ) -> None:
         """`ancestor` is an earlier, shorter version, whose bytes are taken over if this one begins with them."""
-        self.lock = threading.Lock()
-        self.size = size  # bytes; guarded by lock
-        self._file = BackingFile(backing, self.lock)
-        self._presence = Presence(size if source is not None else 0, log)  # guarded by lock
-        # What a program could not write, the disk being full, and did not write since: it is no state of the file.
+        self._file = SparseFile(backing, size=size, remote_end=0 if source is None else size, log=log)
+        self.lock = self._file.lock  # one lock for all of a content's bytes; see `sparsefile`
+        # What a program could not write because the disk was full, and has not written since. Not part of the file.
         self.lacking = RangeSet()  # guarded by lock
-        # What the kernel's pages are known by: it sees every write, so they are right as long as the content lives.
+        # Names the kernel's cached pages. The kernel sees every write: they are right as long as the content lives.
         self.identity = next(self._serials)
-        self._is_local = source is None  # its bytes differ from the version; guarded by lock
-        self._room = room
-        self._ancestor = ancestor  # guarded by lock; None once it was looked at
-        self._begins_with: int | None = None  # identity of the ancestor whose bytes this one was found to begin with
-        self._fetcher: Fetcher | None = None
-        self._evictions = 0  # guarded by lock; counts them while in use
         self.dropped = False  # its file was removed: nobody will want these bytes; guarded by lock
+        self._is_local = source is None  # its bytes differ from the version; guarded by lock
+        self._space = space
+        self._ancestry = Ancestry(ancestor)  # guarded by lock
+        self._fetcher: Fetcher | None = None  # guarded by lock
         if source is not None:
-            self._fetch_from(source)
+            self._fetcher = Fetcher(self._file, source, space)
 
-    def _fetch_from(self, source: Source) -> None:
-        self._fetcher = Fetcher(self, source, self._room.pool, most=min(MOST_AHEAD, self._room.most_ahead))
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return self._file.size
 
     @property
     def backing(self) -> Path:
@@ -103,38 +78,20 @@ class Content:
 
     @property
     def _etag(self) -> str | None:
-        return None if self.source is None else self.source.etag
+        return None if self._fetcher is None else self._fetcher.source.etag
 
     # -- in use or not -----------------------------------------------------------------------------------
 
     def acquire(self) -> None:
+        """Open it for one more user. Raises FsError if local bytes are lost, CloudsimfsError if the disk fails."""
         with self.lock:
-            if not self._file.in_use:
-                if not self._file.is_open:
-                    self._open_locked()
-                os.ftruncate(self._file.fd, self.size)
-                self._presence.touch()
-            self._file.add_user_locked()
-
-    def _open_locked(self) -> None:
-        """Open the backing file, or make it. Bytes it should have and has not, because somebody or a power loss took
-        them, must never be read or uploaded as zeros: what the service has is fetched anew, the rest is an error.
-        """
-        found = self._file.open_locked()
-        if found < self.size and (self._presence.ranges or self.size > self._presence.end):
-            if self._is_local:
-                self._file.close_unused_locked()
-                raise FsError(f"{self.backing}: removed or cut short by another program; its bytes are lost")
-            self._presence.lose()
+            self._file.acquire_locked(is_local=self._is_local)
 
     def release(self) -> None:
         with self.lock:
-            self._file.remove_user_locked()
-            if not self._file.in_use:
-                if self._fetcher is not None:
-                    self._fetcher.cancel_locked()
-                self._presence.close()
-                self._file.close_unused_locked()
+            self._file.release_locked()
+            if not self._file.in_use and self._fetcher is not None:
+                self._fetcher.cancel_locked()
 
     @property
     def in_use(self) -> bool:
@@ -145,7 +102,7 @@ class Content:
     def is_whole(self) -> bool:
         """Whether reading it needs nothing from the service."""
         with self.lock:
-            return self._presence.is_whole
+            return self._file.is_whole_locked()
 
     # -- what the cache directory asks ---------------------------------------------------------------------
 
@@ -153,72 +110,40 @@ class Content:
         """Remove the backing file of a content that nothing refers to any more."""
         with self.lock:
             self.dropped = True
-            self._remove_locked()
+            self._file.remove_locked()
 
     def evict(self) -> int | None:
-        """Give the disk space of a clean content back. The bytes freed, None if it is in use just now.
+        """Give back the disk space of a clean content. Returns the bytes freed, or None if it is in use just now.
 
-        Who holds it without having opened it yet finds nothing present, and fetches anew.
+        Whoever refers to it without having it open finds nothing present, and fetches again.
         """
-        if not self.lock.acquire(blocking=False):
-            return None
-        try:
-            if self._file.is_open:
-                return None
-            freed = disk_usage(self.backing)
-            self._remove_locked()
-            self._presence.ranges = RangeSet()
-            return freed
-        finally:
-            self.lock.release()
-
-    def _remove_locked(self) -> None:
-        self._presence.remove_log()
-        self.backing.unlink(missing_ok=True)
+        return self._file.evict()
 
     def shrink(self) -> int:
-        """Give back what an open clean content holds and nobody is about to read. Returns the bytes freed."""
+        """Give back what an open clean content has and nobody is about to read. Returns the bytes freed."""
         if not self.lock.acquire(blocking=False):
             return 0
         try:
-            if not self._file.is_open or self._fetcher is None:
-                return 0
-            before = disk_usage(self.backing)
-            busy = self._fetcher.busy_locked()
-            freed = [_pages(*part, self.size) for held in self._presence.ranges for part in busy.missing(*held)]
-            left = RangeSet(self._presence.ranges)
-            for start, end in freed:
-                left.remove(start, end)
-            self._presence.keep_only(left)
-            self._evictions += 1
-            for start, end in freed:
-                punch(self._file.fd, start, end)
-            return max(0, before - disk_usage(self.backing))
+            return 0 if self._fetcher is None else self._file.punch_locked(self._fetcher.busy_locked())
         finally:
             self.lock.release()
 
     def seal(self) -> None:
-        """Have the bytes on the disk, so that the cache outlives a crash of the machine too."""
-        with self.lock:
-            if self._presence.is_sealed:
-                return
-            self._file.datasync()
-            self._presence.seal()
-            if not self._file.is_open:
-                self._presence.close()
+        """Have the bytes on the disk, so that the cache also survives a crash of the machine. Raises OSError."""
+        self._file.seal()
 
     # -- local bytes -----------------------------------------------------------------------------------
 
     def make_local(self, log: Path) -> None:
-        """The bytes are about to differ from the version: what is present is logged under another name."""
+        """The bytes are about to differ from the version. The log of what is present moves to the path `log`."""
         with self.lock:
-            self._presence.move(log)
+            self._file.move_log_locked(log)
             self._is_local = True
 
     def make_shared(self, log: Path) -> None:
-        """They have not come to differ: `make_local` undone."""
+        """The bytes do not differ after all: `make_local` undone."""
         with self.lock:
-            self._presence.move(log)
+            self._file.move_log_locked(log)
             self._is_local = False
 
     def make_clean(self, source: Source, log: RangeLog) -> None:
@@ -226,58 +151,52 @@ class Content:
         with self.lock:
             if self._fetcher is not None:
                 self._fetcher.cancel_locked()
-            self._fetch_from(source)
-            self._presence.begin(log, self.size)
+            self._fetcher = Fetcher(self._file, source, self._space)
+            self._file.begin_log_locked(log)
             self._is_local = False
 
     def describe(self) -> ContentState:
-        """What the journal is to know of it."""
+        """What the journal has to know of it."""
         with self.lock:
+            source = self.source
             return ContentState(
                 backing=self.backing.name,
                 size=self.size,
-                source=None if self.source is None else self.source.entry,
+                source=None if source is None else source.entry,
                 etag=self._etag,
-                remote_end=self._presence.end,
-                present=tuple(self._presence.ranges),
+                remote_end=self._file.remote_end_locked(),
+                present=tuple(self._file.present_locked()),
             )
 
     def restore(self, size: int, remote_end: int, present: Iterable[tuple[int, int]]) -> None:
-        """The state a journal row or a log speaks of; before anybody uses it."""
-        self.size = size
-        self._presence.restore(min(remote_end, size), present)
+        """Take the state of a journal row or a log, before anybody uses the content."""
+        self._file.restore(size, remote_end, present)
 
     def write(self, data: bytes, offset: int) -> int:
-        """The number of bytes written, less than all of them if the disk is full then. Raises NoSpace."""
+        """Returns the number of bytes written, fewer than given if the disk fills up. Raises NoSpace."""
         with self.lock:
             self._file.wait_for_fills_locked(offset, offset + len(data))
             view, done = memoryview(data), 0
             try:
-                with self._room.reserve(len(data)):
+                with self._space.reserve(len(data)):
                     while done < len(data):  # a nearly full disk may take a part only
                         done += self._file.write_locked(view[done : done + SLICE], offset + done)
             except CloudsimfsError:
                 self.lacking.add(offset + done, offset + len(data))
                 if not done:
                     raise
-            end = offset + done
-            if offset < self._presence.end:
-                self._presence.add(offset, min(end, self._presence.end), self._etag)
-            self.lacking.remove(offset, end)
-            self.size = max(self.size, end)
+            self._file.add_written_locked(offset, offset + done, self._etag)
+            self.lacking.remove(offset, offset + done)
         return done
 
     def truncate(self, size: int) -> None:
         with self.lock:
-            self._file.wait_for_fills_locked(size, self._presence.end)
-            os.ftruncate(self._file.fd, size)
-            self.size = size
+            self._file.truncate_locked(size)
             self.lacking.clip(size)
-            self._presence.cut(size)
 
     def fsync(self) -> None:
-        """The bytes survive a power loss. Raises OSError."""
-        self._file.fsync(self.size)
+        """Have the bytes survive a power loss. Raises OSError."""
+        self._file.fsync()
 
     # -- reading ---------------------------------------------------------------------------------------
 
@@ -287,25 +206,24 @@ class Content:
         return bytes(buffer[: self.read_into(memoryview(buffer), offset, interrupted)])
 
     def read_into(self, buffer: memoryview, offset: int, interrupted: Interrupted = never) -> int:
-        """Fill `buffer` from `offset` on; how many bytes there were. Raises Stale if the version is gone, BadHandle
-        if nobody has the content open any more, as when a writer has gone on in a copy, else a ServiceError.
+        """Fill `buffer` from `offset` on, and return how many bytes there were.
+
+        Raises Stale if the version is gone, BadHandle if nobody has the content open any more (a writer may have gone
+        on in a copy), Cancelled if the reader was interrupted, else a ServiceError.
         """
+        file = self._file
         window: Window | None = None
         while True:
             with self.lock:
-                end = min(offset + len(buffer), self.size)
-                stop = min(end, self._presence.end)
+                end = min(offset + len(buffer), file.size)
                 waiter = None
-                if offset < stop and self._fetcher is not None and not self._presence.is_whole:
-                    if not self._file.in_use:  # what comes would not be kept, and be asked for again and again
-                        raise BadHandle(f"{self._file.path.name} is not open")
-                    window = window or self._fetcher.plan_locked(offset, stop)
-                    waiter = self._want_locked(offset, stop, window)
+                if self._fetcher is not None and not file.is_whole_locked():
+                    waiter, window = self._want_read_locked(self._fetcher, offset, end, window)
                 if waiter is None:
-                    fd, evictions = self._file.borrow_locked(), self._evictions
+                    fd, punches = file.borrow_locked(), file.punches
             if waiter is None:
-                count = self._file.read_borrowed(fd, buffer[: max(0, end - offset)], offset)
-                if evictions == self._evictions:  # else it may have been punched out before it was read
+                count = file.read_borrowed(fd, buffer[: max(0, end - offset)], offset)
+                if punches == file.punches:  # else the bytes may have gone before they were read
                     return count
                 continue
             assert self._fetcher is not None
@@ -314,11 +232,29 @@ class Content:
             except NoSpace:
                 return self._read_through(buffer[: end - offset], offset)
 
+    def _want_read_locked(
+        self, fetcher: Fetcher, start: int, end: int, window: Window | None
+    ) -> tuple[Waiter | None, Window | None]:
+        """What a read of `[start, end)` has to wait for, and the window that was planned for it."""
+        end = min(end, self._file.remote_end_locked())
+        if start >= end:
+            return None, window
+        if not self._file.in_use:  # the bytes would not be kept, and be asked for again and again
+            raise BadHandle(f"{self.backing.name} is not open")
+        window = window or fetcher.plan_locked(start, end)
+        return self._want_locked(fetcher, start, end, window), window
+
+    def _want_locked(self, fetcher: Fetcher, start: int, end: int, window: Window) -> Waiter | None:
+        """Have bytes fetched. The first time, have them looked for in the ancestor."""
+        if self._ancestry.older is not None and self._file.is_missing_locked(start, end):
+            self._ancestry.look_locked(self._file, fetcher)
+        return fetcher.want_locked(start, end, window)
+
     def _read_through(self, buffer: memoryview, offset: int) -> int:
-        """Read without keeping: all of the cache is taken by what must not be evicted."""
+        """Read without keeping the bytes: all of the cache is taken by what must not be evicted."""
         with self.lock:
             count = os.preadv(self._file.fd, [buffer], offset)
-            holes = list(self.missing_locked(offset, offset + count))
+            holes = list(self._file.missing_locked(offset, offset + count))
         assert self.source is not None
         try:
             for start, stop in holes:
@@ -328,127 +264,60 @@ class Content:
         return count
 
     def complete(self, interrupted: Interrupted = never) -> None:
-        """Fetch all that is still absent, before an upload or before the version disappears. Raises as `read`."""
+        """Fetch all that is missing, before an upload or before the version disappears. Raises as `read_into`."""
         while True:
             with self.lock:
-                hole = next(iter(self.missing_locked(0, self._presence.end)), None)
+                remote_end = self._file.remote_end_locked()
+                hole = next(iter(self._file.missing_locked(0, remote_end)), None)
                 if hole is None or self._fetcher is None:
                     return
                 start, end = hole[0], min(hole[1], hole[0] + MOST_PIECE)
-                waiter = self._want_locked(
-                    start, end, Window(start, min(self._presence.end, start + MOST_AHEAD), MOST_PIECE)
-                )
+                window = Window(start, min(remote_end, start + MOST_AHEAD), MOST_PIECE)
+                waiter = self._want_locked(self._fetcher, start, end, window)
             if waiter is not None:
                 self._fetcher.wait(waiter, interrupted)
 
     def blocks(self, still_wanted: Callable[[], bool]) -> Iterator[bytes]:
-        """The whole file for an upload. Raises Cancelled as soon as `still_wanted` says no.
+        """The whole file for an upload. Raises Cancelled as soon as `still_wanted` returns False.
 
-        The question is asked under the lock of each read, and a change marks the inode before it touches a byte:
-        so no byte of a later generation gets into this one's upload.
+        It is asked under the lock of each read, and a change marks the inode before it touches a byte: so no byte of
+        a later generation gets into this one's upload.
         """
         position = 0
         while position < self.size:
             with self.lock:
                 if not still_wanted():
                     raise Cancelled("the file was changed again")
-                # what a write that failed has left beyond the end is not the file's
-                block = os.pread(self._file.fd, min(BLOCK, self.size - position), position)
+                # bytes beyond the size are left from a write that failed: they are not the file's
+                block = self._file.read_locked(position, min(self.size, position + UPLOAD_BLOCK))
             if not block:
                 raise ServiceError(f"{self.backing.name}: the backing file is shorter than it should be")
             yield block
             position += len(block)
 
-    # -- what the fetcher asks ---------------------------------------------------------------------------
+    # -- versions that begin with others ---------------------------------------------------------------------
 
-    def missing_locked(self, start: int, end: int) -> Iterable[tuple[int, int]]:
-        return self._presence.missing(start, end)
-
-    def is_missing_locked(self, start: int, end: int) -> bool:
-        return self._presence.is_missing(start, end)
-
-    def end_locked(self) -> int:
-        return self._presence.end
-
-    def reserve(self, size: int) -> AbstractContextManager[None]:
-        return self._room.reserve(size)
-
-    def keep(self, position: int, block: bytes | memoryview) -> bool:
+    def present(self) -> list[tuple[int, int]]:
+        """The ranges of the version that are present."""
         with self.lock:
-            if not self._file.in_use:
-                return False
-            holes = list(self.missing_locked(position, position + len(block)))
-            fd = self._file.begin_fill_locked(holes)
-        filled: list[tuple[int, int]] = []
-        try:
-            with self._file.filling:
-                for start, stop in holes:
-                    write_all(fd, memoryview(block)[start - position : stop - position], start)
-                    filled.append((start, stop))
-        finally:
-            with self.lock:
-                for start, stop in filled if self._file.in_use else []:
-                    self._presence.add(start, stop, self._etag)
-                self._file.end_fill_locked(holes)
-        return True
+            return self._file.present_locked()
 
-    # -- files that grow -----------------------------------------------------------------------------------
-
-    def _want_locked(self, start: int, end: int, window: Window) -> Waiter | None:
-        """Have bytes fetched; the first time, look whether the ancestor has them already."""
-        assert self._fetcher is not None
-        if self._ancestor is not None and self.is_missing_locked(start, end):
-            ancestor, self._ancestor = self._ancestor, None
-            self._fetcher.launch_locked(0, self._presence.end, lambda flight: self._take_over(flight, ancestor))
-        return self._fetcher.want_locked(start, end, window)
-
-    def _take_over(self, flight: Flight, ancestor: Content) -> None:
-        """Copy the ancestor, if this version is proved to begin with it (`growth`)."""
-        assert self._fetcher is not None
-        fetcher, size = self._fetcher, ancestor.size
-        with ancestor.lock:
-            whole = ancestor._presence.ranges.covers(0, size)
-        if not whole or not growth.is_worth_trying(size, self.size):
-            return
-        ancestor.acquire()
-        try:
-            added = fetcher.source.read(size, self.size)
-            flight.claims.enter_context(self.reserve(self.size))
-            if growth.proves(fetcher.source.etag, itertools.chain(ancestor.clean_blocks(), [added])):
-                for number, block in enumerate(ancestor.clean_blocks()):
-                    fetcher.arrive(flight, number * BLOCK, block)
-                self._begins_with = ancestor.identity
-            fetcher.arrive(flight, size, added)
-        except VersionChanged as error:
-            raise Stale(str(error)) from error
-        finally:
-            ancestor.release()
-
-    def clean_blocks(self) -> Iterator[bytes]:
-        """All of a version that is present, as long as nothing is written to it."""
-        for position in range(0, self.size, BLOCK):
-            block = self.clean_bytes(position, min(self.size, position + BLOCK))
-            if block is None:
-                return
-            yield block
-
-    def clean_bytes(self, start: int, end: int) -> bytes | None:
-        """Bytes of the version, None if they are not present or something was written here."""
+    def has(self, start: int, end: int) -> bool:
+        """Whether all of `[start, end)` is present."""
         with self.lock:
-            if self._is_local or not self._presence.ranges.covers(start, end):
+            return self._file.has_locked(start, end)
+
+    def version_bytes(self, start: int, end: int) -> bytes | None:
+        """Bytes of the version, or None if they are not present or something was written here."""
+        with self.lock:
+            if self._is_local or not self._file.has_locked(start, end):
                 return None
-            return os.pread(self._file.fd, end - start, start)
+            return self._file.read_locked(start, end)
 
     def begins_with(self, old: Content) -> bool:
-        """Whether all that anybody has read of an older version is the same in this one. Raises as `read`."""
-        with old.lock:
-            seen = list(old._presence.ranges)
-        if sum(end - start for start, end in seen) <= growth.MOST_COMPARED:
-            return all(self.read(start, end - start) == old.clean_bytes(start, end) for start, end in seen)
-        self.read(self.size - 1, 1)  # has the ancestor looked at
-        return self._begins_with == old.identity
-
-
-def _pages(start: int, end: int, size: int) -> tuple[int, int]:
-    """The whole pages of `[start, end)` in a file of `size` bytes: what a hole can be made of."""
-    return -(-start // PAGE) * PAGE, end if end == size else end // PAGE * PAGE
+        """Whether all that anybody has read of an older version is the same in this one. Raises as `read_into`."""
+        seen = old.present()
+        if sum(end - start for start, end in seen) <= MAX_COMPARED:
+            return all(self.read(start, end - start) == old.version_bytes(start, end) for start, end in seen)
+        self.read(self.size - 1, 1)  # waits until the ancestor was looked at
+        return self._ancestry.proved == old.identity

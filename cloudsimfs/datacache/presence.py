@@ -1,4 +1,6 @@
-"""Which bytes of a pinned version are in the backing file: in memory, and for the next mount in the log (`rangelog`).
+"""Which bytes of a version are in the backing file: in memory, and for the next mount in the log (`rangelog`).
+
+The log is written after bytes have come, and before they go: it never claims more than there is.
 
 Threading: none of its own; guarded by Content.lock.
 """
@@ -13,32 +15,32 @@ from cloudsimfs.prefetch.ranges import RangeSet
 
 
 class Presence:
-    """`end`: where the version's bytes end, 0 if there is no version; then there is no log, either."""
+    """`remote_end`: where the version's bytes end. It is 0 if there is no version, and then there is no log."""
 
-    def __init__(self, end: int, log: RangeLog | None) -> None:
-        self.end = end
+    def __init__(self, remote_end: int, log: RangeLog | None) -> None:
+        self.remote_end = remote_end
         self.ranges = RangeSet()
         self._log = log
 
     def missing(self, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """The parts of `[start, end)` that are only on the service."""
-        return self.ranges.missing(start, min(end, self.end))
+        """The parts of `[start, end)` that only the service has."""
+        return self.ranges.missing(start, min(end, self.remote_end))
 
     def is_missing(self, start: int, end: int) -> bool:
         """Whether there is any such part."""
-        return not self.ranges.covers(start, min(end, self.end))
+        return not self.ranges.covers(start, min(end, self.remote_end))
 
     @property
     def is_whole(self) -> bool:
-        return not self.is_missing(0, self.end)
+        return self.ranges.covers(0, self.remote_end)
 
-    # -- what changes; the log is written after the bytes, and before they go ---------------------------------
+    # -- changes -------------------------------------------------------------------------------------------
 
-    def restore(self, end: int, ranges: Iterable[tuple[int, int]]) -> None:
-        """What the log, or a journal row, says already."""
-        self.end = end
+    def restore(self, remote_end: int, ranges: Iterable[tuple[int, int]]) -> None:
+        """Take what the log or a journal row says; the log is not written."""
+        self.remote_end = remote_end
         self.ranges = RangeSet(ranges)
-        self.ranges.clip(end)
+        self.ranges.clip(remote_end)
 
     def add(self, start: int, end: int, etag: str | None) -> None:
         """The bytes `[start, end)` of the version with this ETag are there now."""
@@ -47,9 +49,9 @@ class Presence:
             self._log.add(start, end, etag)
 
     def cut(self, end: int) -> None:
-        """Of the version's bytes nothing beyond `end` is wanted."""
-        if end < self.end:
-            self.end = end
+        """The version's bytes beyond `end` are no longer wanted."""
+        if end < self.remote_end:
+            self.remote_end = end
             self.ranges.clip(end)
             if self._log is not None:
                 self._log.cut(end)
@@ -61,7 +63,7 @@ class Presence:
         self.ranges = ranges
 
     def lose(self) -> None:
-        """Nothing is there any more: others have taken it."""
+        """Nothing is there any more: somebody else has taken it."""
         self.ranges = RangeSet()
         if self._log is not None:
             self._log.begin()
@@ -69,8 +71,8 @@ class Presence:
     # -- the log -------------------------------------------------------------------------------------------
 
     def begin(self, log: RangeLog, end: int) -> None:
-        """All bytes below `end` are there, and are a version's whose log is this."""
-        self.end = end
+        """All bytes below `end` are there, and are those of the version that `log` is for."""
+        self.remote_end = end
         self.ranges = RangeSet([(0, end)])
         log.begin(self.ranges)
         if self._log is not None and self._log.path != log.path:
@@ -78,17 +80,17 @@ class Presence:
         self._log = log
 
     def remove_log(self) -> None:
-        """The backing file is about to be removed: the log must not speak of bytes that are not there."""
+        """The backing file is about to be removed: the log must not claim bytes that are not there."""
         if self._log is not None:
             self._log.remove()
 
     def touch(self) -> None:
-        """Somebody uses the file now."""
+        """The file is in use from now on."""
         if self._log is not None:
             self._log.touch()
 
     def move(self, path: Path) -> None:
-        """Log under another name from now on."""
+        """Keep the log under another name from now on."""
         if self._log is not None:
             self._log.move(path)
 
@@ -103,6 +105,6 @@ class Presence:
             self._log.seal()
 
     def close(self) -> None:
-        """Nobody uses the file now."""
+        """Nobody uses the file any more."""
         if self._log is not None:
             self._log.close()

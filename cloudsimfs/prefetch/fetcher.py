@@ -56,14 +56,21 @@ class Target(Protocol):
     def is_missing_locked(self, start: int, end: int) -> bool:
         """Whether there is any such part."""
 
-    def keep(self, position: int, block: bytes | memoryview) -> bool:
-        """Keep fetched bytes where nothing is present yet; False if nobody wants them any more."""
+    def remote_end_locked(self) -> int:
+        """Where the version's bytes end."""
+
+    def fill(self, position: int, block: bytes | memoryview, etag: str | None) -> bool:
+        """Keep fetched bytes of the version with this ETag where they are missing; False if nobody wants them now."""
+
+
+class CacheSpace(Protocol):
+    """What fetching needs of the cache that all targets share."""
+
+    pool: FetchPool
+    most_ahead: int  # bytes fetched ahead of one reader, at most
 
     def reserve(self, size: int) -> AbstractContextManager[None]:
-        """Room for bytes while they are being kept. Entering it raises NoSpace."""
-
-    def end_locked(self) -> int:
-        """Where the version's bytes end."""
+        """Space for bytes while they are being kept. Entering it raises NoSpace."""
 
 
 class Waiter:
@@ -85,7 +92,7 @@ class Waiter:
 class Flight:
     """A request under way: `[position, end)` is still to come."""
 
-    __slots__ = ("cancelled", "claims", "end", "position", "start", "whole", "work")
+    __slots__ = ("cancelled", "end", "position", "reserved", "start", "whole", "work")
 
     def __init__(self, start: int, end: int, work: Callable[[Flight], None]) -> None:
         self.start = start
@@ -94,17 +101,18 @@ class Flight:
         self.work = work
         self.cancelled = False
         self.whole = False  # the server ignores ranges: it brings everything
-        self.claims = ExitStack()  # room in the cache for its bytes, until it has landed
+        self.reserved = ExitStack()  # room in the cache for its bytes, until it has landed
 
 
 class Fetcher:
-    """Keeps `target` filled from `source` as its readers need it. `most` bounds the bytes ahead of each."""
+    """Keeps `target` filled from `source` as its readers need it."""
 
-    def __init__(self, target: Target, source: Source, pool: FetchPool, *, most: int) -> None:
+    def __init__(self, target: Target, source: Source, space: CacheSpace) -> None:
         self.source = source
         self._target = target
-        self._pool = pool
-        self._readahead = Readahead(most)
+        self._space = space
+        self._pool = space.pool
+        self._readahead = Readahead(space.most_ahead)
         self._flights: list[Flight] = []
         self._waiters: list[Waiter] = []
         self._arrived = 0.0  # monotonic seconds: the last time bytes came
@@ -113,7 +121,7 @@ class Fetcher:
 
     def plan_locked(self, start: int, end: int) -> Window:
         """A read of `[start, end)`: what is worth having now."""
-        return self._readahead.plan(start, end, self._target.end_locked(), self._pool.share())
+        return self._readahead.plan(start, end, self._target.remote_end_locked(), self._pool.share())
 
     def want_locked(self, start: int, end: int, window: Window) -> Waiter | None:
         """Have `[start, end)` fetched, and of the window what may be; None if all of that range is there."""
@@ -171,7 +179,7 @@ class Fetcher:
                     if last <= start:
                         continue
                     if first >= end:  # ahead: may wait, and a short request is not worth making yet
-                        short = last - first < window.piece and last == high < self._target.end_locked()
+                        short = last - first < window.piece and last == high < self._target.remote_end_locked()
                         if short or free <= 0:
                             return
                     free -= 1
@@ -188,7 +196,7 @@ class Fetcher:
     def _fly(self, flight: Flight) -> None:
         error: CloudsimfsError | None = None
         try:
-            with flight.claims:
+            with flight.reserved:
                 flight.work(flight)
         except CloudsimfsError as failure:
             error = failure
@@ -214,7 +222,7 @@ class Fetcher:
 
     def _transfer(self, flight: Flight) -> None:
         """Bring the flight's bytes, going on where a connection broke. Raises CloudsimfsError."""
-        flight.claims.enter_context(self._target.reserve(flight.end - flight.start))
+        self.reserve(flight, flight.end - flight.start)
         failures = 0
         while True:
             before = flight.position
@@ -251,13 +259,17 @@ class Fetcher:
             size = flight.end - flight.start
             flight.whole = True
             flight.start = flight.position = 0
-            flight.end = self._target.end_locked()
-        flight.claims.enter_context(self._target.reserve(max(0, flight.end - size)))
+            flight.end = self._target.remote_end_locked()
+        self.reserve(flight, max(0, flight.end - size))
         return True
+
+    def reserve(self, flight: Flight, size: int) -> None:
+        """Reserve space for `size` bytes of the flight until it has landed. Raises NoSpace."""
+        flight.reserved.enter_context(self._space.reserve(size))
 
     def arrive(self, flight: Flight, position: int, block: bytes | memoryview) -> bool:
         """Keep a block and wake who has all its bytes now. False if nobody wants more."""
-        kept = not flight.cancelled and self._target.keep(position, block)
+        kept = not flight.cancelled and self._target.fill(position, block, self.source.etag)
         with self._target.lock:
             if not kept:
                 flight.cancelled = True

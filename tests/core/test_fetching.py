@@ -122,7 +122,7 @@ def held_fills(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Even
             assert go_on.wait(patient(10))
         write(fd, data, offset)
 
-    monkeypatch.setattr("cloudsimfs.datacache.content.write_all", held)
+    monkeypatch.setattr("cloudsimfs.datacache.sparsefile.write_all", held)
     try:
         yield reached, go_on
     finally:
