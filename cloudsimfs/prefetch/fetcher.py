@@ -19,7 +19,6 @@ from typing import Protocol
 
 from cloudsimfs.errors import (
     BadReply,
-    Cancelled,
     CloudsimfsError,
     NoSuchEntry,
     ServiceError,
@@ -34,15 +33,14 @@ from cloudsimfs.prefetch.ranges import RangeSet
 from cloudsimfs.prefetch.readahead import Readahead, Window, cut
 from cloudsimfs.prefetch.source import Source
 from cloudsimfs.service.model import Entry
-from cloudsimfs.waiting import Interrupted, never
+from cloudsimfs.waiting import Interrupted, never, wait_for
 
 log = logging.getLogger(__name__)
 
 ATTEMPTS = 4  # requests without a byte until a flight is given up
 BUFFER = 1 << 19  # bytes a thread receives at once, at most
 PAUSE = 0.2  # seconds before the second of them; then twice as long each time
-STALL = 60.0  # seconds a read waits while nothing of its file arrives
-POLL = 0.25  # seconds between looks whether a waiting reader was interrupted
+READ_STALL = 60.0  # seconds a read waits while nothing of its file arrives
 
 
 class Target(Protocol):
@@ -135,16 +133,19 @@ class Fetcher:
         return waiter
 
     def wait(self, waiter: Waiter, interrupted: Interrupted = never) -> None:
-        """Until the bytes are there, or may be asked for anew. Raises what the flight did, Cancelled if `interrupted`
-        says so, or ServiceError when nothing has come for STALL seconds.
+        """Wait until the bytes are there, or may be asked for again. Raises what the flight did, Cancelled if
+        `interrupted` says so, or ServiceError when nothing has come for READ_STALL seconds.
         """
         since = time.monotonic()
+        path = self.source.entry.path
+
+        def is_stalled() -> bool:
+            return time.monotonic() - max(since, self._arrived) > READ_STALL
+
         try:
-            while not waiter.done.wait(POLL):
-                if interrupted():
-                    raise Cancelled(f"/{self.source.entry.path}: the reader was interrupted")
-                if time.monotonic() - max(since, self._arrived) > STALL:
-                    raise ServiceError(f"/{self.source.entry.path}: no data for {STALL:.0f} s")
+            message = f"/{path}: the reader was interrupted"
+            if not wait_for(waiter.done.wait, interrupted, message, is_late=is_stalled):
+                raise ServiceError(f"/{path}: no data for {READ_STALL:.0f} s")
         finally:
             with self._target.lock:
                 if waiter in self._waiters:

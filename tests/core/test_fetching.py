@@ -68,7 +68,7 @@ def test_a_connection_that_stops_in_the_middle_goes_on_from_there(box: Sandbox, 
 def test_a_read_waits_no_longer_than_nothing_comes(
     box: Sandbox, content: Content, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetcher, "STALL", 0.3)
+    monkeypatch.setattr(fetcher, "READ_STALL", 0.3)
     box.faults.add("object-get", "slow", rate=100_000.0)  # never a pause long enough for a timeout
     with pytest.raises(ServiceError) as failure:
         content.read(1_000_000, 200_000)
