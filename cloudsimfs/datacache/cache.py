@@ -1,10 +1,10 @@
-"""The contents of a mount: those of stored versions, those with local truth, a limit on their bytes, and eviction.
+"""The contents of a mount: those of stored versions, those with local truth, the limit on their bytes, and eviction.
 
-Clean contents are kept by version and evicted least recently used first; contents with local truth are never evicted,
-those in use only in the parts that nobody is about to read. `cachedir` says what the files are called.
+Clean contents are kept by version, and the least recently used is evicted first. Contents with local truth are never
+evicted. An open clean content only loses the parts that nobody is about to read. `directory` names the files.
 
-Locks: `_lock` protects the tables of clean contents and the count of bytes; after Content.lock in the order (eviction
-only tries those), held over local disk I/O only.
+Locks: `_lock` guards the tables of clean contents and the count of bytes. It is held over local disk I/O only.
+Order: Content.lock, then DataCache._lock. Eviction holds `_lock`, and so only tries the locks of contents.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from cloudsimfs.prefetch.source import Source
 from cloudsimfs.service import Client
 from cloudsimfs.service.model import Entry
 
-LOADED = 4096  # contents in memory that nobody uses; the others are found by their logs
-SLACK = 256 << 20  # bytes freed beyond what is needed, so that not every claim has to measure
-RESERVE = 32 << 20  # bytes of the disk left free, or a 32nd of it
-SEAL_BOUND = 5.0  # seconds spent at the end to have the cache on the disk
+MAX_LOADED = 4096  # contents in memory; beyond that the oldest unused ones are found by their logs
+EVICTION_SLACK = 256 << 20  # bytes freed beyond what is needed, so that not every reservation has to measure
+DISK_RESERVE = 32 << 20  # bytes of the disk left free; on a small disk a 32nd of it
+SEAL_BOUND = 5.0  # seconds spent at unmount on having the cache on the disk
 
 
 class DataCache:
@@ -48,16 +48,16 @@ class DataCache:
         self._limit = limit
         self._lock = threading.Lock()
         self._clean: OrderedDict[Version, Content] = OrderedDict()  # in memory; oldest use first
-        self._kept: OrderedDict[str, str] = OrderedDict()  # on disk only: version's key to name; oldest use first
-        self._latest: dict[str, Version] = {}  # of each path in _clean
-        self._used = 0  # bytes on the disk when it was last measured, and kept since; guarded by _lock
-        self._reserved = 0  # bytes about to be kept; guarded by _lock
+        self._kept: OrderedDict[str, str] = OrderedDict()  # on disk only: a version's key to its name; oldest first
+        self._latest: dict[str, Version] = {}  # for each path in _clean, the version inserted last
+        self._used = 0  # bytes on the disk when it was last measured, and those kept since
+        self._reserved = 0  # bytes about to be kept
         self.data = directory / "data"
         make_private(self.data)
         self._lock_fd = lock_directory(directory)
 
     def close(self) -> None:
-        """Have what is clean on the disk, as far as that is quick, and let the directory go."""
+        """Have clean contents on the disk, as far as that is quick, and unlock the directory."""
         self.pool.close()
         deadline = time.monotonic() + SEAL_BOUND
         with self._lock:
@@ -65,7 +65,7 @@ class DataCache:
         for content in contents:
             if time.monotonic() > deadline:
                 break
-            with contextlib.suppress(OSError):  # what is not sealed is good until the machine crashes
+            with contextlib.suppress(OSError):  # an unsealed content is good until the machine crashes
                 content.seal()
         os.close(self._lock_fd)
 
@@ -82,25 +82,27 @@ class DataCache:
             return content
 
     def _new(self, entry: Entry) -> Content:
-        backing = self._fresh()
-        latest = self._latest.get(entry.path)
-        before = None if latest is None else self._clean.get(latest)
-        grown = before is not None and before.source is not None and before.size < entry.size
-        if before is None or before.source is None or not grown:
-            before = link = None
-        else:
-            link = before.source.link if before.source.entry.id == entry.id else None
+        backing = self._new_path()
+        older = self._shorter_version(entry)
         return Content(
             backing,
             self,
             size=entry.size,
-            source=Source(self._client, entry, link=link),
+            source=Source(self._client, entry, earlier=None if older is None else older.source),
             log=RangeLog(log_of(backing, key_of(entry.fingerprint)), entry),
-            ancestor=None if before is None or before.size < ancestry.MIN_ANCESTOR else before,
+            ancestor=None if older is None or older.size < ancestry.MIN_ANCESTOR else older,
         )
 
+    def _shorter_version(self, entry: Entry) -> Content | None:
+        """The last version of the same path in memory, if it is shorter."""
+        version = self._latest.get(entry.path)
+        older = None if version is None else self._clean.get(version)
+        if older is None or older.source is None or older.size >= entry.size:
+            return None
+        return older
+
     def _load(self, entry: Entry) -> Content | None:
-        """A content that an earlier mount, or this one a while ago, has kept on disk."""
+        """A content that was kept on disk, by an earlier mount or by this one a while ago."""
         key = key_of(entry.fingerprint)
         name = self._kept.pop(key, None)
         if name is None:
@@ -123,10 +125,10 @@ class DataCache:
         return content
 
     def _insert(self, entry: Entry, content: Content) -> None:
-        """Into the table; what has not been used for long leaves it, and stays on disk."""
+        """Put it into the table. The content not used for longest may leave the table; it stays on disk."""
         self._clean[entry.fingerprint] = content
         self._latest[entry.path] = entry.fingerprint
-        if len(self._clean) > LOADED:
+        if len(self._clean) > MAX_LOADED:
             version, oldest = next(iter(self._clean.items()))
             if not oldest.in_use:
                 self._remove(version)
@@ -141,8 +143,8 @@ class DataCache:
     def unshare(self, content: Content) -> None:
         """The content is about to differ from the stored version: others must not find it any more."""
         with self._lock:
-            for version, found in self._clean.items():
-                if found is content:
+            for version, clean in self._clean.items():
+                if clean is content:
                     self._remove(version)
                     break
             for key, name in list(self._kept.items()):
@@ -151,25 +153,26 @@ class DataCache:
         content.make_local(log_of(content.backing, LOCAL))
 
     def share(self, entry: Entry, content: Content) -> None:
-        """It does not differ after all."""
+        """The content does not differ from the stored version after all: `unshare` undone."""
         content.make_shared(log_of(content.backing, key_of(entry.fingerprint)))
         with self._lock:
             self._insert(entry, content)
 
     def drop_version(self, content: Content) -> None:
-        """The service has something else under this version: who opens the file next shall not find it."""
+        """The service has other bytes for this version now: the next open must not find the content."""
         with self._lock:
-            found = [version for version, known in self._clean.items() if known is content]
-            for version in found:
+            versions = [version for version, clean in self._clean.items() if clean is content]
+            for version in versions:
                 self._remove(version)
-        if found:
+        if versions:
             content.drop()
 
     def empty(self) -> Content:
-        return Content(self._fresh(), self)
+        """A new content without bytes."""
+        return Content(self._new_path(), self)
 
     def accept_as(self, entry: Entry, content: Content) -> None:
-        """A content made here turned out to be the service's version `entry`: keep it as its cache."""
+        """A content written here turned out to be the service's version `entry`: keep it as that version's cache."""
         log = RangeLog(log_of(content.backing, key_of(entry.fingerprint)), entry)
         content.make_clean(Source(self._client, entry), log)
         with self._lock:
@@ -179,52 +182,53 @@ class DataCache:
             self._insert(entry, content)
 
     def copy_of(self, content: Content, size: int) -> Content:
-        """The first `size` bytes of a content that nobody writes to meanwhile, for somebody to write to.
+        """Copy the first `size` bytes of a content, to be written to. Nobody may write to the content meanwhile.
 
-        What is still to be fetched is fetched for each of the two. Raises NoSpace.
+        Bytes that are missing are fetched for each of the two. Raises NoSpace.
         """
-        held = content.describe()
+        state = content.describe()
         if size == 0:
             return self.empty()
-        held = replace(held, backing=self._fresh().name)
-        with self.reserve(disk_usage(content.backing)):  # at most; shared blocks are counted twice
+        state = replace(state, backing=self._new_path().name)
+        with self.reserve(disk_usage(content.backing)):  # an upper bound: shared blocks are counted twice
             try:
-                copy_file(content.backing, self.data / held.backing, size)
+                copy_file(content.backing, self.data / state.backing, size)
             except OSError as error:
                 raise disk_failure(error) from error
-        return self._local(held, size)
+        return self._local(state, size)
 
-    def is_whole(self, held: ContentState, size: int) -> bool:
-        """Whether the backing file a row needs is there, with `size` bytes: zeros must never be read or uploaded.
+    def is_whole(self, state: ContentState, size: int) -> bool:
+        """Whether the backing file that a row needs is there, with `size` bytes.
 
-        After a power loss the row may be on the disk and the bytes not: such a file is shorter.
+        After a power loss the row may be on the disk and the bytes not: then the file is shorter, and the absent
+        bytes must never be read or uploaded as zeros.
         """
-        needed = held.present or held.size > held.remote_end
-        return not needed or self.file_size(held) >= size
+        needed = state.present or state.size > state.remote_end
+        return not needed or self.file_size(state) >= size
 
-    def file_size(self, held: ContentState) -> int:
-        """Bytes that were written by the daemon that died, whatever its rows say; -1 if the file is gone."""
-        return size_of(self.data / held.backing)
+    def file_size(self, state: ContentState) -> int:
+        """Bytes in the backing file that the last daemon left, whatever its rows say; -1 if the file is gone."""
+        return size_of(self.data / state.backing)
 
-    def restore(self, held: ContentState) -> Content:
-        """The content a journal row speaks of."""
-        held, record = with_log(self.data, held)
-        return self._local(held, held.size, record)
+    def restore(self, state: ContentState) -> Content:
+        """The content that a journal row describes."""
+        state, record = with_log(self.data, state)
+        return self._local(state, state.size, record)
 
-    def _local(self, held: ContentState, size: int, record: Record | None = None) -> Content:
-        """A content with local truth in a backing file that is there. `record`: what its log says."""
-        backing, source, log = self.data / held.backing, None, None
+    def _local(self, state: ContentState, size: int, record: Record | None = None) -> Content:
+        """A content with local truth in a backing file that exists. `record` is what its log says."""
+        backing, source, log = self.data / state.backing, None, None
         path = log_of(backing, LOCAL)
-        if held.source is not None:
-            source = Source(self._client, held.source, etag=held.etag)
-            log = RangeLog(path, held.source, record)
+        if state.source is not None:
+            source = Source(self._client, state.source, etag=state.etag)
+            log = RangeLog(path, state.source, record)
         content = Content(backing, self, size=size, source=source, log=log)
-        content.restore(size, held.remote_end, held.present)
+        content.restore(size, state.remote_end, state.present)
         content.make_local(path)
         return content
 
     def sync(self) -> None:
-        """The names of the backing files survive a power loss."""
+        """Have the names of the backing files survive a power loss. Raises OSError."""
         fd = os.open(self.data, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(fd)
@@ -232,9 +236,12 @@ class DataCache:
             os.close(fd)
 
     def sweep(self, keep: set[str]) -> None:
-        """At start: find what earlier mounts have kept; remove what neither a journal row nor a log speaks of."""
-        with os.scandir(self.data) as found:
-            times = {file.name: file.stat().st_mtime for file in found}
+        """At start: find what earlier mounts have kept, and remove files that no journal row and no log names.
+
+        `keep` are the names of the backing files that journal rows name.
+        """
+        with os.scandir(self.data) as files:
+            times = {file.name: file.stat().st_mtime for file in files}
         logs = sorted((name for name in times if "." in name), key=lambda name: times[name])
         for log in logs:
             name, _, key = log.partition(".")
@@ -243,32 +250,32 @@ class DataCache:
                 (self.data / log).unlink(missing_ok=True)
             elif key != LOCAL:
                 self._kept[key] = name
-        known = keep.union(self._kept.values())
+        named = keep.union(self._kept.values())
         for name in times:
-            if name.partition(".")[0] not in known:
+            if name.partition(".")[0] not in named:
                 (self.data / name).unlink(missing_ok=True)
         self._measure()
 
-    def _fresh(self) -> Path:
+    def _new_path(self) -> Path:
         return self.data / secrets.token_hex(12)
 
     # -- the limit -------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def reserve(self, size: int) -> Iterator[None]:
-        """Room for `size` more bytes while they are being kept, made by eviction if need be. Raises NoSpace.
+        """Space for `size` more bytes while they are being kept. Evicts if there is too little. Raises NoSpace.
 
-        The disk's last bytes are left to the journal: what is there can be uploaded, or removed, whatever happens.
+        The disk's last bytes are left to the journal, so that files can be uploaded or removed whatever happens.
         """
         with self._lock:
-            if self._lacking(size) > 0:
+            if self._shortage(size) > 0:
                 self._measure()
-                lacking = self._lacking(size) + min(SLACK, self._limit // 16)
-                if lacking > 0:
-                    self._make_room(lacking)
-                if self._limit_lacks(size) > 0:
+                shortage = self._shortage(size) + min(EVICTION_SLACK, self._limit // 16)
+                if shortage > 0:
+                    self._make_room(shortage)
+                if self._limit_shortage(size) > 0:
                     raise NoSpace(f"the cache is full of data that waits for upload ({self._limit} bytes)")
-                if self._disk_lacks(size) > 0:
+                if self._disk_shortage(size) > 0:
                     raise NoSpace("the cache's disk is full")
             self._reserved += size
         try:
@@ -278,23 +285,25 @@ class DataCache:
                 self._reserved -= size
                 self._used += size
 
-    def _lacking(self, size: int) -> int:
-        """Bytes to be freed before there is room for so many more."""
-        return max(self._limit_lacks(size), self._disk_lacks(size))
+    def _shortage(self, size: int) -> int:
+        """Bytes to be freed before `size` more can be kept; none if it is negative."""
+        return max(self._limit_shortage(size), self._disk_shortage(size))
 
-    def _limit_lacks(self, size: int) -> int:
+    def _limit_shortage(self, size: int) -> int:
         return self._used + self._reserved + size - self._limit
 
-    def _disk_lacks(self, size: int) -> int:
+    def _disk_shortage(self, size: int) -> int:
         disk = os.statvfs(self.data)
-        reserve = min(RESERVE, disk.f_blocks * disk.f_frsize // 32)
+        reserve = min(DISK_RESERVE, disk.f_blocks * disk.f_frsize // 32)
         return self._reserved + size + reserve - disk.f_bavail * disk.f_frsize
 
     def _measure(self) -> None:
         self._used = sum(disk_usage(file) for file in self.data.iterdir())
 
     def _make_room(self, wanted: int) -> None:
-        """Evict clean contents: those not used since the mount, then by last use, then parts of those in use."""
+        """Free `wanted` bytes. Evict contents that are only on disk, then clean ones by last use, then parts of open
+        ones.
+        """
         enough = self._used - wanted
         while self._used > enough and self._kept:
             key, name = self._kept.popitem(last=False)
@@ -316,13 +325,13 @@ class DataCache:
 
     @property
     def room(self) -> int:
-        """Bytes that can be written before uploads must make room, as far as the disk has them."""
-        free = os.statvfs(self.data)
+        """Bytes that can be written before writers have to wait for uploads, as far as the disk has them."""
+        disk = os.statvfs(self.data)
         with self._lock:
-            return min(max(0, -self._limit_lacks(0)), free.f_bavail * free.f_frsize)
+            return min(max(0, -self._limit_shortage(0)), disk.f_bavail * disk.f_frsize)
 
     @property
     def usage(self) -> tuple[int, int]:
-        """(bytes used, limit in bytes), the first an upper estimate."""
+        """(bytes used, limit in bytes). The bytes used are an upper estimate."""
         with self._lock:
             return self._used, self._limit

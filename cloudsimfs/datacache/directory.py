@@ -1,10 +1,10 @@
-"""The cache directory: what its files are called, who may use it, and what is in it, mounted or not.
+"""The cache directory: its file names, its locks, and what is in it, whether it is mounted or not.
 
-    data/<name>             one content's bytes
-    data/<name>.<version>   its log, while it is what the service has: found again by the next mount (`rangelog`)
-    data/<name>.local       its log, while it holds local truth and a journal row names it
+    data/<name>             the bytes of one content
+    data/<name>.<version>   its log (`rangelog`) while the bytes are the service's; the next mount finds it by name
+    data/<name>.local       its log while it holds local truth and a journal row names it
     lock                    held by the one mount that may use the directory
-    launch.lock             held by who launches a run, by a mount or without
+    launch.lock             held during a launch, by a mount or by a command without one
 
 The directory is 0700, its files 0600. Threading: none of its own.
 """
@@ -29,26 +29,28 @@ LAUNCH_LOCK = "launch.lock"
 
 
 def make_directory(directory: Path) -> None:
-    """Raises ConfigError if it cannot be."""
+    """Create the cache directory. Raises ConfigError if that fails."""
     try:
         make_private(directory)
     except OSError as error:
         raise ConfigError(f"{directory}: the cache directory cannot be made: {error.strerror}") from None
 
 
-def with_log(data: Path, held: ContentState) -> tuple[ContentState, Record | None]:
-    """What a journal row tells of bytes in the folder `data`, and what was fetched and cut off since: the log's."""
-    record = rangelog.load(log_of(data / held.backing, LOCAL))
-    if held.source is None or record is None or record.version != held.source.fingerprint:
-        return held, None
-    end, present = min(held.remote_end, record.end), (*held.present, *record.present)
-    return replace(held, remote_end=end, present=present), record
+def with_log(data: Path, state: ContentState) -> tuple[ContentState, Record | None]:
+    """The state in a journal row, brought up to date with what its log in the folder `data` says of later fetches and
+    cuts. The log's record comes with it; None if there is none for this version.
+    """
+    record = rangelog.load(log_of(data / state.backing, LOCAL))
+    if state.source is None or record is None or record.version != state.source.fingerprint:
+        return state, None
+    end, present = min(state.remote_end, record.end), (*state.present, *record.present)
+    return replace(state, remote_end=end, present=present), record
 
 
-def missing_bytes(data: Path, held: ContentState) -> int:
-    """How many bytes of a content with local truth in the folder `data` are only on the service."""
-    held, _ = with_log(data, held)
-    missing = RangeSet(held.present).missing(0, min(held.remote_end, held.size))
+def missing_bytes(data: Path, state: ContentState) -> int:
+    """How many bytes of a content with local truth only the service has. `data` is the folder of its backing file."""
+    state, _ = with_log(data, state)
+    missing = RangeSet(state.present).missing(0, min(state.remote_end, state.size))
     return sum(end - start for start, end in missing)
 
 
@@ -60,7 +62,7 @@ def measure(directory: Path) -> tuple[int, int]:
 
 
 def lock_directory(directory: Path, name: str = "lock") -> int:
-    """A descriptor that holds the lock until it is closed. Raises MountError if another mount has it."""
+    """Take the lock, and hold it until the descriptor is closed. Raises MountError if another mount has it."""
     fd = os.open(directory / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -88,7 +90,7 @@ def is_mounted(directory: Path) -> bool:
 
 
 def key_of(version: Version) -> str:
-    """What a log is called by."""
+    """A version as the suffix of its log's name."""
     return hashlib.sha256(repr(version).encode()).hexdigest()[:24]
 
 
@@ -97,7 +99,7 @@ def log_of(backing: Path, key: str) -> Path:
 
 
 def size_of(file: Path) -> int:
-    """-1 if it is not there."""
+    """The file's size in bytes; -1 if it is not there."""
     try:
         return file.stat().st_size
     except FileNotFoundError:

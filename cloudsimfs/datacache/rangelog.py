@@ -1,18 +1,19 @@
-"""The log beside a backing file: which version it holds, and which of its bytes are there.
+"""The log beside a backing file: which version the file holds, and which of its bytes are present.
 
-One line per step, appended after the data is written, so that a killed daemon never finds more claimed than there is:
+Each step appends a line after its data is written. So the log never claims more than there is, even if the daemon is
+killed:
 
     {"version": [id, size, ns], "path": ..., "boot": ...}     the first line; without it the file is worth nothing
     r START END     these bytes are present
-    c END           the file was cut: nothing of the version beyond END is wanted
+    c END           the file was cut: the version's bytes beyond END are not wanted
     x               nothing is present any more (evicted)
     e ETAG          the version's ETag
-    s               all before is on the disk
+    s               everything before this line is on the disk
 
-After a crash of the machine the data may be missing though the line is there: lines after the last `s` count only in
-the boot that wrote them. A torn last line is ignored.
+After a crash of the machine the line may be there and its data not: lines after the last `s` count only in the boot
+that wrote them. An incomplete last line is ignored.
 
-Threading: none of its own; guarded by Content.lock. A log that cannot be written is given up, never an error.
+Threading: none of its own; guarded by Content.lock. A log that cannot be written is given up; that is never an error.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ Version = tuple[int, int, int]
 
 @functools.cache
 def boot_id() -> str:
-    """Another one after each start of the machine (random(4)); empty if the system does not tell."""
+    """An id that changes with each start of the machine (random(4)); empty if the system has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -44,17 +45,17 @@ def boot_id() -> str:
 
 @dataclass(slots=True)
 class Record:
-    """What a log says. `end` is where the version's bytes end, in bytes."""
+    """What a log says. The version's bytes end at `end`."""
 
     version: Version
     end: int
     etag: str | None = None
     present: RangeSet = field(default_factory=RangeSet)
-    clean: bool = True  # may be appended to as it is
+    clean: bool = True  # the log may be appended to as it is
 
 
 def load(path: Path) -> Record | None:
-    """What the log at `path` says, as far as it can be believed; None if there is none or it is damaged."""
+    """What the log at `path` reliably says; None if there is no log or it is damaged."""
     try:
         lines = path.read_bytes().split(b"\n")
         header = json.loads(lines[0])
@@ -64,7 +65,7 @@ def load(path: Path) -> Record | None:
         return None
     record = Record((entry_id, size, mtime_ns), end=size, clean=same_boot and lines[-1] == b"")
     durable = len(lines) - 1 if same_boot else max((at for at, line in enumerate(lines) if line == b"s"), default=0)
-    for at, line in enumerate(lines[1:-1], 1):
+    for at, line in enumerate(lines[1:-1], start=1):
         kind, _, rest = line.partition(b" ")
         try:
             if kind == b"r" and at < durable:
@@ -83,10 +84,10 @@ def load(path: Path) -> Record | None:
 
 
 class RangeLog:
-    """Writes the log at `path`; opened with the first line that is written."""
+    """Writes the log at `path`. The first line that is written opens it."""
 
     def __init__(self, path: Path, entry: Entry, record: Record | None = None) -> None:
-        """`record`: what `load` found there. Without one the log is begun anew."""
+        """`record` is what `load` returned for this path. Without one the first line starts a new log."""
         self.path = path
         self.sealed = record is not None and record.clean
         self._entry = entry
@@ -100,7 +101,7 @@ class RangeLog:
     def begin(
         self, present: Iterable[tuple[int, int]] = (), etag: str | None = None, *, end: int | None = None
     ) -> None:
-        """Write it anew, in one step. `end` is where the version's bytes end, if the file was cut."""
+        """Replace the log in one step. `end` is where the version's bytes end, if the file was cut."""
         self.close()
         header = {"version": self._entry.fingerprint, "path": self._entry.path, "boot": boot_id()}
         lines = [json.dumps(header)]
@@ -117,7 +118,7 @@ class RangeLog:
         self._begun, self._etag, self.sealed = True, etag, False
 
     def add(self, start: int, end: int, etag: str | None) -> None:
-        """`[start, end)` is present."""
+        """Log that `[start, end)` is present."""
         line = f"r {start} {end}\n"
         if etag is not None and self._etag is None and etag.isprintable():
             self._etag = etag
@@ -125,14 +126,15 @@ class RangeLog:
         self._append(line)
 
     def cut(self, end: int) -> None:
+        """Log that the version's bytes beyond `end` are not wanted."""
         self._append(f"c {end}\n")
 
     def evicted(self, present: Iterable[tuple[int, int]]) -> None:
-        """Only `present` is left; to be called before the data goes."""
+        """Log that only `present` is left. To be called before the data goes."""
         self._append("x\n" + "".join(f"r {start} {end}\n" for start, end in present))
 
     def seal(self) -> None:
-        """The data is on the disk. The log's time stays that of the last use."""
+        """Log that the data is on the disk. The log's mtime stays that of the last use."""
         try:
             before = self.path.stat()
             self._append("s\n")
@@ -142,7 +144,7 @@ class RangeLog:
         self.sealed = True
 
     def touch(self) -> None:
-        """The file is used now: its time is what eviction goes by after a remount."""
+        """Note the use in the log's mtime: after a remount, eviction goes by it."""
         if self._begun and not self._broken:
             try:
                 os.utime(self.path)
@@ -150,6 +152,7 @@ class RangeLog:
                 self._give_up(error)
 
     def move(self, path: Path) -> None:
+        """Rename the log."""
         if self._begun and not self._broken:
             try:
                 self.path.rename(path)
@@ -181,7 +184,7 @@ class RangeLog:
             self._give_up(error)
 
     def _give_up(self, error: OSError) -> None:
-        """The disk is full, or somebody removed the directory: the file is good for this mount only."""
+        """The disk is full or the directory was removed: the file is good for this mount only."""
         log.warning("cache: %s is not kept for the next mount: %s", self._entry.path, error.strerror)
         self._broken = True
         self.close()

@@ -1,4 +1,4 @@
-"""What a content is, as the journal keeps it: its backing file, its size, and which of its bytes are there. Pure."""
+"""A content as the journal keeps it: its backing file, its size, and which of its bytes are present. Pure."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ class ContentState:
     size: int  # bytes
     source: Entry | None  # the version that missing bytes come from
     etag: str | None
-    remote_end: int  # bytes from here on were written here
+    remote_end: int  # where the version's bytes end; bytes from here on were written here
     present: tuple[tuple[int, int], ...]

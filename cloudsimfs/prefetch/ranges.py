@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 
 class RangeSet:
-    """Disjoint, sorted, half-open ranges of byte offsets `[start, end)`; touching ranges are merged."""
+    """Disjoint, sorted, half-open ranges of byte offsets `[start, end)`. Ranges that touch are merged."""
 
     __slots__ = ("_ends", "_starts")
 
@@ -29,7 +29,7 @@ class RangeSet:
         self._ends[first:last] = [end]
 
     def clip(self, end: int) -> None:
-        """Forget everything at and beyond `end`."""
+        """Remove everything at and beyond `end`."""
         keep = bisect_left(self._starts, end)
         del self._starts[keep:], self._ends[keep:]
         if self._ends and self._ends[-1] > end:

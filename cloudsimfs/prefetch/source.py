@@ -1,8 +1,8 @@
 """One version of a file on the service: a signed URL and the ranges read from it.
 
-All bytes come from one version (docs/architecture.md, invariant 5): its ETag and size are checked on every
-reply. Threading: a `Source` may be read by any number of threads; its lock is a leaf, not held across
-the network.
+All bytes come from one version (docs/architecture.md, invariant 5): every reply's ETag and size are checked.
+
+Threading: any number of threads may read a `Source`. Its lock is a leaf and is not held across the network.
 """
 
 from __future__ import annotations
@@ -26,62 +26,64 @@ from cloudsimfs.service.model import Entry
 
 
 class Source:
-    """One version of a file on the service, readable by ranges: one signed URL, used until it expires.
+    """One version of a file on the service, readable by ranges. A signed URL is used until it expires.
 
-    `link` is one given out for an earlier version: it may well serve this one, and costs no call.
+    `earlier` is an earlier version. If it is of the same entry, its signed URL is tried first: that often serves this
+    version too, and costs no call.
     """
 
     def __init__(
-        self, client: Client, entry: Entry, *, etag: str | None = None, link: Future[Download] | None = None
+        self, client: Client, entry: Entry, *, etag: str | None = None, earlier: Source | None = None
     ) -> None:
         self.entry = entry
+        link = earlier.link if earlier is not None and earlier.entry.id == entry.id else None
         self._client = client
-        self._lock = threading.Lock()  # protects the rest
+        self._inherited = link
+        self._lock = threading.Lock()  # guards the rest
         self._etag = etag
         self._link = link
-        self._inherited = link
 
     @contextmanager
     def open(self, offset: int, length: int) -> Iterator[Fetched]:
-        """`length` bytes from `offset` on; from 0, and all of them, if the server ignores ranges.
+        """`length` bytes from `offset` on; the whole file from 0 on if the server ignores ranges.
 
-        Raises VersionChanged if the object is no longer the pinned one, else a ServiceError.
+        Raises VersionChanged if the object is another version now, else a ServiceError.
         """
-        link = self._linked()
+        link = self._get_link()
         try:
             fetched = self._fetch(link, offset, length)
         except (LinkExpired, VersionChanged, NoSuchEntry) as error:
             if not isinstance(error, LinkExpired) and link is not self._inherited:
                 raise
-            self._forget(link)
-            fetched = self._fetch(self._linked(), offset, length)
+            self._drop_link(link)
+            fetched = self._fetch(self._get_link(), offset, length)
         with fetched:
             yield fetched
 
     def read(self, start: int, end: int) -> bytes:
-        """Exactly `[start, end)`, in memory."""
+        """Exactly `[start, end)`, in memory. Raises BadReply if the service sends less, else as `open`."""
         with self.open(start, end - start) as fetched:
             position = fetched.offset
-            found = bytearray()
+            data = bytearray()
             for block in fetched.blocks():
-                found += block[max(0, start - position) : max(0, end - position)]
+                data += block[max(0, start - position) : max(0, end - position)]
                 position += len(block)
                 if position >= end:
                     break
-        if len(found) != end - start:
+        if len(data) != end - start:
             raise BadReply(f"/{self.entry.path}: the service sent less than it announced")
-        return bytes(found)
+        return bytes(data)
 
     def _fetch(self, link: Future[Download], offset: int, length: int) -> Fetched:
         try:
             fetched = self._client.fetch(
                 link.result(), offset=offset, length=length, if_etag=self.etag, if_size=self.entry.size
             )
-        except (Unreachable, TimedOut) as error:  # tried several times already; the API may well be there
+        except (Unreachable, TimedOut) as error:  # the client has retried; the API itself may be reachable
             raise ServiceError(f"{error}") from error
         with self._lock:
             self._etag = self._etag or fetched.etag
-            # two first replies may come from two versions; an earlier version's link has to prove which it serves
+            # two first replies may come from two versions; an inherited link has to prove which version it serves
             same = fetched.etag in (None, self._etag) and (fetched.total is not None or link is not self._inherited)
         if not same:
             fetched.close()
@@ -90,34 +92,34 @@ class Source:
 
     @property
     def etag(self) -> str | None:
-        """The version's ETag, once a reply has told it."""
+        """The version's ETag; None until a reply has brought it."""
         with self._lock:
             return self._etag
 
     @property
     def link(self) -> Future[Download] | None:
-        """The signed URL in use, for the file's next version."""
+        """The signed URL in use, for the file's next version; None while there is none."""
         with self._lock:
             return self._link if self._link is not None and self._link.done() else None
 
-    def _linked(self) -> Future[Download]:
-        """The signed URL; who comes first asks for it, the others wait for the answer."""
+    def _get_link(self) -> Future[Download]:
+        """The signed URL. The first caller asks for it, the others wait for the answer."""
         with self._lock:
             link = self._link
-            mine = link is None
+            is_first = link is None
             if link is None:
                 link = self._link = Future()
-        if mine:
+        if is_first:
             try:
                 link.set_result(self._client.download(self.entry.id))
             except BaseException as error:
-                self._forget(link)
+                self._drop_link(link)
                 link.set_exception(error)
                 raise
         link.result()
         return link
 
-    def _forget(self, link: Future[Download]) -> None:
+    def _drop_link(self, link: Future[Download]) -> None:
         with self._lock:
             if self._link is link:
                 self._link = None
