@@ -10,6 +10,7 @@ import click
 from cloudsimfs import config
 from cloudsimfs.datacache.directory import is_mounted
 from cloudsimfs.errors import ConfigError, MountError
+from cloudsimfs.text import agree, count
 from cloudsimfs.vfs import adoption
 from cloudsimfs.vfs.adoption import Waiting
 
@@ -34,8 +35,7 @@ def note_other_keys(directory: Path) -> None:
 def _told(waits: Waiting) -> str:
     if waits:
         return f"{waits} {waits.verb}"
-    one = waits.keys == 1
-    return f"{waits.keys} launch{'' if one else 'es'} made with key=... {'is' if one else 'are'} recorded"
+    return f"{count(waits.keys, 'launch')} made with key=... {agree(waits.keys, 'is', 'are')} recorded"
 
 
 def _others(directory: Path) -> list[Path]:

@@ -25,13 +25,14 @@ from cloudsimfs.errors import CloudsimfsError, ConfigError, KeyRefused, MountErr
 from cloudsimfs.host import mountpoint
 from cloudsimfs.journal.journal import count_pending
 from cloudsimfs.service import Client, Entry
+from cloudsimfs.text import GIB, agree, count, gib
 
 Level = Literal["ok", "warning", "failure"]
 
 KEPT_DAYS = 60  # the service deletes a file so long after it was stored (docs/service.md, "Limits")
 WARN_DAYS = 7
 SKEW = 60.0  # seconds of the clock that still do no harm
-LOW_DISK = 1 << 30  # bytes
+LOW_DISK = GIB  # bytes
 DAY = 86400.0
 
 
@@ -180,7 +181,7 @@ def check_disk(settings: config.Settings) -> Finding:
     if not os.access(there, os.W_OK):
         return Finding("disk", "failure", f"{there}: you may not write there", "give --cache-dir DIR")
     free = shutil.disk_usage(there).free
-    text = f"{free / 2**30:.1f} GiB free for {place}"
+    text = f"{gib(free)} free for {place}"
     if free < LOW_DISK:
         remedy = f"cloudsimfs cache clear{profiles.option(settings.profile)}, or --cache-dir"
         return Finding("disk", "warning", f"{text}: writing will soon fail", remedy)
@@ -189,21 +190,17 @@ def check_disk(settings: config.Settings) -> Finding:
 
 def check_pending(settings: config.Settings) -> Finding:
     places = config.account_dirs(settings["cache-dir"], None)
-    waiting = {place: count for place in places if (count := count_pending(place / "journal.db"))}
+    waiting = {place: files for place in places if (files := count_pending(place / "journal.db"))}
     if not waiting:
         return Finding("pending", "ok", "everything written is on the service")
-    left = {place: count for place, count in waiting.items() if not is_mounted(place)}
+    left = {place: files for place, files in waiting.items() if not is_mounted(place)}
     if left:
-        text = ", ".join(f"{_files(count)} in {place}" for place, count in left.items())
+        text = ", ".join(f"{count(files, 'file')} in {place}" for place, files in left.items())
         remedy = "mount that account; do not delete them"
         return Finding("pending", "warning", f"not on the service yet: {text}", remedy)
-    text = ", ".join(f"{_files(count)} in {place}, which is mounted," for place, count in waiting.items())
-    are = "is" if sum(waiting.values()) == 1 else "are"
+    text = ", ".join(f"{count(files, 'file')} in {place}, which is mounted," for place, files in waiting.items())
+    are = agree(sum(waiting.values()), "is", "are")
     return Finding("pending", "ok", f"{text} {are} to be uploaded; `cloudsimfs status` says how far it is")
-
-
-def _files(count: int) -> str:
-    return f"{count} file{'' if count == 1 else 's'}"
 
 
 # -- the account -----------------------------------------------------------------------------------------------
@@ -235,7 +232,7 @@ def check_service(
         yield Finding("service", "failure", str(error), "check --url and the network; is a proxy needed?")
         return
     calls = client.budget.snapshot().calls
-    yield Finding("service", "ok", f"answers, API {version}; asking took {calls} call{'s' if calls > 1 else ''}")
+    yield Finding("service", "ok", f"answers, API {version}; asking took {count(calls, 'call')}")
     yield _clock(client.clock_skew)
     yield _budget(client)
     yield _old_files([entry for entry in entries if not entry.is_dir], now())

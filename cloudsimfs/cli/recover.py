@@ -23,6 +23,7 @@ from cloudsimfs.control.simulations import SIMULATIONS
 from cloudsimfs.control.state import STATE
 from cloudsimfs.datacache.directory import is_mounted
 from cloudsimfs.errors import ConfigError, MountError
+from cloudsimfs.text import agree, count
 from cloudsimfs.vfs.recovery import Draft, copy_out, find_drafts
 
 
@@ -123,7 +124,11 @@ def describe(draft: Draft) -> str:
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(draft.since_ns / 1e9))
     notes = [] if draft.shown else ["its name has the last closed state"]
     notes += [f"closed, and not uploaded: waits in {Path(draft.file).parents[1]}"] if draft.closed else []
-    notes += [f"{draft.missing} bytes of it are only on the service"] if draft.missing else []
+    notes += (
+        [f"{count(draft.missing, 'byte')} of it {agree(draft.missing, 'is', 'are')} only on the service"]
+        if draft.missing
+        else []
+    )
     return f"{draft.id} {draft.size:>12} {when} /{draft.path}" + (f"  ({'; '.join(notes)})" if notes else "")
 
 
@@ -157,8 +162,8 @@ def _save(top: Path | None, drafts: list[Draft], directory: Path) -> None:
             raise MountError(f"/{draft.path} cannot be copied to {directory}: {error.strerror}") from error
         click.echo(f"{target}")
         if draft.missing:
-            text = f"note: {draft.missing} bytes of /{draft.path} could not be fetched and are zeros{reason}"
-            click.echo(text, err=True)
+            missing, are = count(draft.missing, "byte"), agree(draft.missing, "is zero", "are zeros")
+            click.echo(f"note: {missing} of /{draft.path} could not be fetched and {are}{reason}", err=True)
 
 
 def _discard(top: Path, drafts: list[Draft], *, asked: bool) -> None:

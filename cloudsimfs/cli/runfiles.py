@@ -23,6 +23,7 @@ from cloudsimfs.errors import MountError, NotDirectory, NotFound, Refused, TryAg
 from cloudsimfs.host import mountpoint
 from cloudsimfs.journal.journal import Journal
 from cloudsimfs.service import Client
+from cloudsimfs.text import agree, count
 from cloudsimfs.vfs import accountdir
 
 BLOCK = 1 << 20  # bytes read at a time
@@ -201,7 +202,8 @@ class Stored:
             row.path for row in self._journal.files() if row.state != "stored" and paths.is_within(row.path, path)
         ]
         if waiting:
-            raise TryAgain(f"/{waiting[0]} is not on the service yet ({len(waiting)} files wait): mount, then launch")
+            wait = f"{count(len(waiting), 'file')} {agree(len(waiting), 'waits', 'wait')}"
+            raise TryAgain(f"/{waiting[0]} is not on the service yet ({wait}): mount, then launch")
 
 
 class NoCaches:

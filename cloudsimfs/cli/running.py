@@ -19,6 +19,7 @@ from cloudsimfs.control.simulations import SIMULATIONS
 from cloudsimfs.control.state import STATE
 from cloudsimfs.errors import MountError
 from cloudsimfs.host import mountpoint
+from cloudsimfs.text import agree, count, mib
 
 PROGRESS = 0.2  # seconds between looks how far the uploads are
 MOST_NAMES = 3  # paths named in one line
@@ -146,8 +147,7 @@ def _left(status: dict[str, Any]) -> int:
 
 def amount(jobs: list[dict[str, Any]]) -> str:
     """How much there is to be done, of `pending` of the status."""
-    size = sum(job["size"] - job["sent"] for job in jobs) / (1 << 20)
-    return f"{len(jobs)} operation{'' if len(jobs) == 1 else 's'} ({size:.1f} MiB)"
+    return f"{count(len(jobs), 'operation')} ({mib(sum(job['size'] - job['sent'] for job in jobs))})"
 
 
 def _remains(directory: Path, remedy: str) -> str:
@@ -178,7 +178,7 @@ def left_behind(directory: Path) -> str:
         return f"{_last_error(directory)}; `cloudsimfs recover` lists what is kept"
     names = ", ".join(f"/{job['path']}" for job in jobs[:MOST_NAMES])
     more = f" and {len(jobs) - MOST_NAMES} more" if len(jobs) > MOST_NAMES else ""
-    waits = "waits" if len(jobs) == 1 else "wait"
+    waits = agree(len(jobs), "waits", "wait")
     reason = _reason(directory, jobs)
     online = " without --offline" if status["offline"] else f": {reason}" if reason else ""
     return f"{amount(jobs)} {waits} in {status['cache']['directory']} for the next mount ({names}{more}){online}"

@@ -16,6 +16,7 @@ from cloudsimfs.control.simulations import SIMULATIONS
 from cloudsimfs.control.state import STATE
 from cloudsimfs.datacache.directory import measure
 from cloudsimfs.errors import MountError
+from cloudsimfs.text import count, mib
 from cloudsimfs.vfs import accountdir
 
 
@@ -66,7 +67,7 @@ def show(as_json: bool, **given: Any) -> None:
         click.echo(json.dumps({place: {"bytes": used, "files": files} for place, (used, files) in found.items()}))
         return
     for place, (used, files) in found.items():
-        click.echo(f"{place}: {used / 2**20:.1f} MiB in {files} files")
+        click.echo(f"{place}: {mib(used)} in {count(files, 'file')}")
 
 
 @cache.command()
@@ -74,7 +75,7 @@ def show(as_json: bool, **given: Any) -> None:
 def clear(**given: Any) -> None:
     """Remove what is cached and stored on the service; what waits for its upload stays. Not while it is mounted."""
     for directory in _account_dirs(given):
-        click.echo(f"{directory}: {accountdir.clear(directory) / 2**20:.1f} MiB freed")
+        click.echo(f"{directory}: {mib(accountdir.clear(directory))} freed")
 
 
 def _account_dirs(given: dict[str, Any]) -> list[Path]:

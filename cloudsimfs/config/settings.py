@@ -17,10 +17,11 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from cloudsimfs.text import MIB, parse_size
+
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-LEAST_CACHE = 1 << 20  # bytes; whoever gives less has left the unit out
+LEAST_CACHE = MIB  # bytes; whoever gives less has left the unit out
 _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
@@ -31,14 +32,6 @@ class Kind:
     metavar: str
     parse: Callable[[str], Any]
     words: tuple[str, ...] = ()  # all there are, for completion
-
-
-def parse_size(text: str) -> int:
-    """`20G`, `512MiB`, `1000` as bytes; K, M, G, T are powers of 1024."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE)
-    if match is None:
-        raise ValueError("not a size; write for example 500M or 20G")
-    return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
 def _cache_size(text: str) -> int:

@@ -33,6 +33,7 @@ from cloudsimfs.host.disk import copy_file, disk_failure, make_private
 from cloudsimfs.journal.journal import Journal, has_adopted, read_closed, read_counts, read_drafts
 from cloudsimfs.journal.rows import DraftRow, FileRow, TombstoneRow
 from cloudsimfs.listings import store
+from cloudsimfs.text import agree, count, listed
 from cloudsimfs.vfs import accountdir
 from cloudsimfs.vfs.attrs import fresh_ino
 from cloudsimfs.vfs.names import conflict_names, is_local_name
@@ -55,13 +56,11 @@ class Waiting:
 
     def __str__(self) -> str:
         counts = {"file": self.files, "draft": self.drafts, "delete": self.deletes, "launch": self.launches}
-        plural = {"launch": "es"}
-        parts = [f"{n} {name}{'' if n == 1 else plural.get(name, 's')}" for name, n in counts.items() if n]
-        return " and ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]]))
+        return listed([count(number, noun) for noun, number in counts.items() if number])
 
     @property
     def verb(self) -> str:
-        return "waits" if self.files + self.drafts + self.deletes + self.launches == 1 else "wait"
+        return agree(self.files + self.drafts + self.deletes + self.launches, "waits", "wait")
 
 
 def waiting(directory: Path) -> Waiting:

@@ -262,7 +262,7 @@ def test_show_and_clear(box: Sandbox, mount: MountFactory) -> None:
     assert m.umount("--no-wait").returncode == 0
     cleared = cloudsimfs("cache", "clear", "--url", box.url, *place)
     assert (cleared.returncode, "12.0 MiB freed" in cleared.stdout) == (0, True), cleared
-    assert "0.0 MiB in 1 files" in cloudsimfs("cache", "show", *place).stdout
+    assert "0.0 MiB in 1 file\n" in cloudsimfs("cache", "show", *place).stdout
     m.start()
     assert (m.path / "mine").read_bytes() == b"mine"
     assert (m.path / "f").read_bytes() == DATA
