@@ -11,6 +11,7 @@ from typing import Any
 from cloudsimfs import __version__
 from cloudsimfs.config import Config
 from cloudsimfs.service import BudgetState, Client
+from cloudsimfs.text import count, mib
 from cloudsimfs.uploader.conflicts import Conflicts
 from cloudsimfs.vfs.filesystem import FileSystem
 from cloudsimfs.writeback.queue import Job
@@ -83,7 +84,7 @@ class Report:
             lines.insert(1, f"no answer since {time.strftime('%H:%M', time.localtime(outage.since))}: {outage.text}")
         if budget.waiting:
             turns = time.strftime("%H:%M", time.localtime(budget.resets_at))
-            lines.append(f"waiting   {budget.waiting} calls, for the hour to turn at {turns}")
+            lines.append(f"waiting   {count(budget.waiting, 'call')}, for the hour to turn at {turns}")
         refused = self._writeback.refused()
         kept = [
             each.path
@@ -132,12 +133,12 @@ def _row(job: Job) -> dict[str, Any]:
     }
 
 
-def _pending(count: int, uploads: dict[str, float | None]) -> str:
-    text = f"{count} operation{'' if count == 1 else 's'}"
+def _pending(jobs: int, uploads: dict[str, float | None]) -> str:
+    text = count(jobs, "operation")
     if uploads["left"]:
-        text += f", {_mib(uploads['left'])} to send"
+        text += f", {mib(uploads['left'])} to send"
     if uploads["seconds"] is not None and uploads["left"]:
-        text += f" at {_mib(uploads['rate'] or 0)}/s: about {_duration(uploads['seconds'])}"
+        text += f" at {mib(uploads['rate'] or 0)}/s: about {_duration(uploads['seconds'])}"
     return text
 
 
@@ -149,11 +150,7 @@ def _left(budget: BudgetState) -> str:
 
 
 def _share(job: Job) -> str:
-    return f"{100 * job.sent // max(1, job.size)} % of {_mib(job.size)}"
-
-
-def _mib(size: float) -> str:
-    return f"{size / (1 << 20):.1f} MiB"
+    return f"{100 * job.sent // max(1, job.size)} % of {mib(job.size)}"
 
 
 def _duration(seconds: float) -> str:

@@ -21,6 +21,7 @@ from typing import Any
 from cloudsimfs import paths
 from cloudsimfs.clock import Clock
 from cloudsimfs.errors import Cancelled, CloudsimfsError, NotFinished, TryAgain
+from cloudsimfs.text import agree, count
 
 log = logging.getLogger(__name__)
 
@@ -153,7 +154,9 @@ class WorkQueue:
                 if failed is not None:
                     raise TryAgain(f"{failed.kind} of /{failed.path} has not succeeded yet: {failed.error}")
                 if self._stopping or (deadline is not None and self._clock.monotonic() >= deadline):
-                    raise NotFinished(f"{len(pending)} operations are not finished yet")
+                    raise NotFinished(
+                        f"{count(len(pending), 'operation')} {agree(len(pending), 'is', 'are')} not finished yet"
+                    )
                 if interrupted():
                     raise Cancelled("interrupted; what is pending goes on")
                 self._news.wait(DRAIN_LOOK)

@@ -31,6 +31,7 @@ from cloudsimfs.errors import (
 from cloudsimfs.inode import ANYBODY, NOBODY, Inode, WriteState
 from cloudsimfs.journal.journal import Journal
 from cloudsimfs.service import Client
+from cloudsimfs.text import agree, count, listed
 from cloudsimfs.waiting import Interrupted, never
 from cloudsimfs.writeback.deletes import PendingDeletes
 from cloudsimfs.writeback.dependents import Dependents
@@ -328,5 +329,5 @@ def _told(jobs: list[Job]) -> str:
     """As "2 files and 1 delete wait"."""
     files = sum(job.kind == "upload" for job in jobs)
     counts = [(files, "file"), (len(jobs) - files, "delete")]
-    parts = [f"{count} {name}{'' if count == 1 else 's'}" for count, name in counts if count]
-    return f"{' and '.join(parts)} {'waits' if len(jobs) == 1 else 'wait'}"
+    parts = [count(number, noun) for number, noun in counts if number]
+    return f"{listed(parts)} {agree(len(jobs), 'waits', 'wait')}"
