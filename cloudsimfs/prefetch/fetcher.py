@@ -10,13 +10,13 @@ It is not held across the network.
 from __future__ import annotations
 
 import logging
-import random
 import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack
 from typing import Protocol
 
+from cloudsimfs import backoff
 from cloudsimfs.errors import (
     BadReply,
     CloudsimfsError,
@@ -250,7 +250,7 @@ class Fetcher:
                 if final or failures >= ATTEMPTS or flight.cancelled:
                     raise _final(error, self.source.entry, opened=opened) from error
                 log.info("/%s: from byte %d on again: %s", self.source.entry.path, flight.position, error)
-            time.sleep(PAUSE * 2 ** (failures - 1) * random.uniform(0.5, 1.0))
+            time.sleep(backoff.pause(failures, first=PAUSE))
 
     def _takes_whole(self, flight: Flight) -> bool:
         """The server sends everything: one flight takes it; False for the others. Raises NoSpace."""

@@ -62,7 +62,3 @@ class Retry:
     attempts: int = 4
     base: float = 0.5
     cap: float = 20.0
-
-    def ceiling(self, attempt: int) -> float:
-        """The longest pause after attempt number `attempt` (from 1)."""
-        return min(self.cap, self.base * 2.0 ** (attempt - 1))

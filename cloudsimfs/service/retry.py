@@ -1,16 +1,16 @@
 """Doing again what may be done again: bounded by attempts and by a deadline, with full jitter.
 
-Thread-safe (no state of its own but the random numbers'). Never repeats what its caller did not allow.
+Thread-safe: no state of its own. Never repeats what its caller did not allow.
 """
 
 from __future__ import annotations
 
 import logging
-import random
 import threading
 from collections.abc import Callable
 from typing import TypeVar
 
+from cloudsimfs import backoff
 from cloudsimfs.clock import Clock
 from cloudsimfs.errors import Cancelled, ServiceError
 from cloudsimfs.service.call import Retry
@@ -69,7 +69,7 @@ class Retrier:
             self.wait(label, pause)
 
     def _pause(self, failed: Failed, number: int) -> float:
-        jitter = random.uniform(0.0, self._policy.ceiling(number))
+        jitter = backoff.pause(number, first=self._policy.base, longest=self._policy.cap, least=0.0)
         return jitter if failed.pause is None else failed.pause + jitter / 4
 
     def wait(self, label: str, seconds: float) -> None:

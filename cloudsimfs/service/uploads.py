@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from cloudsimfs import backoff
 from cloudsimfs.clock import Clock
 from cloudsimfs.errors import LinkExpired, ServerFault, ServiceError, TimedOut, Unreachable
 from cloudsimfs.service.model import Stored
@@ -23,7 +24,8 @@ from cloudsimfs.service.transfer import ObjectStore
 from cloudsimfs.service.transport import Body, Progress
 
 _LINK_LIFE = 840.0  # seconds a link is kept; the store has the last word (LinkExpired)
-_LONGEST = 120.0  # seconds between two tries of a failing store
+_FIRST = 0.5  # seconds after the first failure of the store until the next try; doubled each time, up to
+_LONGEST = 120.0
 _OF_THE_STORE = (LinkExpired, ServerFault, TimedOut, Unreachable)
 
 Ask = Callable[[], str]
@@ -126,7 +128,7 @@ class Gate:
         with self._lock:
             if failures == self._failures:
                 self._failures += 1
-                self._next = self._clock.monotonic() + min(_LONGEST, 2.0 ** min(self._failures - 2, 10))
+                self._next = self._clock.monotonic() + backoff.ceiling(self._failures, first=_FIRST, longest=_LONGEST)
                 self._error = error
 
     def worked(self) -> None:

@@ -12,13 +12,12 @@ from __future__ import annotations
 import heapq
 import itertools
 import logging
-import random
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cloudsimfs import paths
+from cloudsimfs import backoff, paths
 from cloudsimfs.clock import Clock
 from cloudsimfs.errors import Cancelled, CloudsimfsError, NotFinished, TryAgain
 from cloudsimfs.text import agree, count
@@ -56,12 +55,6 @@ class Job:
 
 # Does one job. Raises Cancelled when the job is not wanted any more; any other error has it run again.
 Runner = Callable[[Job], None]
-
-
-def retry_pause(attempts: int, first: float = FIRST_RETRY) -> float:
-    """Seconds until a job that has failed so often runs again."""
-    doublings = min(attempts - 1, 30)  # days of failures must not end in an overflow
-    return min(LAST_RETRY, first * 2.0**doublings) * random.uniform(0.5, 1.0)
 
 
 class WorkQueue:
@@ -222,7 +215,7 @@ class WorkQueue:
                 job.error = error
                 self.last_error = (self._clock.now(), f"{job.kind} of /{job.path}: {error}")
                 job.attempts += 1
-                pause = retry_pause(job.attempts, job.first_pause)
+                pause = backoff.pause(job.attempts, first=job.first_pause, longest=LAST_RETRY)
                 job.due = self._clock.monotonic() + pause
                 self._push_locked(job)
                 log.warning("%s of /%s: again in %.0f s: %s", job.kind, job.path, pause, error)

@@ -10,7 +10,7 @@ import pytest
 from cloudsimfs.clock import ManualClock, SystemClock
 from cloudsimfs.errors import ServerFault
 from cloudsimfs.writeback import queue as work_queue
-from cloudsimfs.writeback.queue import Job, WorkQueue, retry_pause
+from cloudsimfs.writeback.queue import Job, WorkQueue
 from harness import patient, wait_until
 
 
@@ -56,9 +56,3 @@ def test_an_end_waits_once_for_all_that_is_stuck(monkeypatch: pytest.MonkeyPatch
         queue.stop(timeout=5)
     stuck.set()
     assert clock.monotonic() - started == 5
-
-
-def test_pauses_grow_to_a_bound() -> None:
-    assert all(0.5 <= retry_pause(1) <= 1.0 for _ in range(100))
-    assert 150.0 <= retry_pause(20) <= 300.0
-    assert 150.0 <= retry_pause(10**6) <= 300.0
