@@ -11,6 +11,7 @@ import click
 
 from cloudsimfs.cli.base import main
 from cloudsimfs.errors import ConfigError
+from cloudsimfs.host.files import open_private
 
 
 @main.command()
@@ -27,7 +28,7 @@ def sandbox(host: str, port: int, key_file: Path | None, calls_per_hour: int, da
     def announce(box: Sandbox) -> None:
         if key_file is not None:
             key_file.unlink(missing_ok=True)
-            with open(os.open(key_file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
+            with open(open_private(key_file, os.O_EXCL | os.O_WRONLY), "w") as file:
                 file.write(box.key + "\n")
         click.echo(f"the sandbox listens at {box.url}" + (f", key in {key_file}" if key_file else ""))
 

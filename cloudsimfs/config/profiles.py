@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -22,7 +21,7 @@ from typing import Any
 
 from cloudsimfs.config.settings import DIRECTORY, FILE, SETTINGS, home, near
 from cloudsimfs.errors import ConfigError
-from cloudsimfs.host.disk import make_private
+from cloudsimfs.host.files import make_private, replace_file
 
 DEFAULT = "default"
 _SECRETS = ("api-key", "api_key", "apikey", "key", "token", "password")
@@ -62,16 +61,9 @@ def write_private(file: Path, text: str) -> None:
     """Replace a file as a whole, for the user's eyes only; a link stays one. Raises ConfigError."""
     target = Path(os.path.realpath(file))
     private(target.parent)
-    fresh = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        with open(os.open(fresh, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_NOFOLLOW, 0o600), "w") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        fresh.replace(target)
+        replace_file(target, text.encode(), durable=True)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            fresh.unlink()
         raise ConfigError(f"{file}: cannot be written: {error.strerror}") from None
 
 

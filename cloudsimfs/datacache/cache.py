@@ -25,7 +25,8 @@ from cloudsimfs.datacache.directory import LOCAL, key_of, lock_directory, log_of
 from cloudsimfs.datacache.rangelog import RangeLog, Record, Version
 from cloudsimfs.datacache.state import ContentState
 from cloudsimfs.errors import NoSpace
-from cloudsimfs.host.disk import copy_file, disk_failure, disk_usage, make_private
+from cloudsimfs.host.disk import copy_file, disk_failure, disk_usage
+from cloudsimfs.host.files import fsync_path, make_private
 from cloudsimfs.prefetch.pool import FetchPool
 from cloudsimfs.prefetch.readahead import MOST_AHEAD
 from cloudsimfs.prefetch.source import Source
@@ -229,11 +230,7 @@ class DataCache:
 
     def sync(self) -> None:
         """Have the names of the backing files survive a power loss. Raises OSError."""
-        fd = os.open(self.data, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        fsync_path(self.data)
 
     def sweep(self, keep: set[str]) -> None:
         """At start: find what earlier mounts have kept, and remove files that no journal row and no log names.

@@ -11,9 +11,7 @@ The directory is 0700, its files 0600. Threading: none of its own.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +19,8 @@ from cloudsimfs.datacache import rangelog
 from cloudsimfs.datacache.rangelog import Record, Version
 from cloudsimfs.datacache.state import ContentState
 from cloudsimfs.errors import ConfigError, MountError
-from cloudsimfs.host.disk import disk_usage, make_private
+from cloudsimfs.host.disk import disk_usage
+from cloudsimfs.host.files import is_locked, lock_file, make_private
 from cloudsimfs.prefetch.ranges import RangeSet
 
 LOCAL = "local"
@@ -63,30 +62,17 @@ def measure(directory: Path) -> tuple[int, int]:
 
 def lock_directory(directory: Path, name: str = "lock") -> int:
     """Take the lock, and hold it until the descriptor is closed. Raises MountError if another mount has it."""
-    fd = os.open(directory / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(fd)
+        return lock_file(directory / name)
+    except BlockingIOError:
         raise MountError(
             f"{directory}: in use by another mount of this account; unmount it or give --cache-dir"
         ) from None
-    return fd
 
 
 def is_mounted(directory: Path) -> bool:
     """Whether a mount uses the directory now."""
-    try:
-        fd = os.open(directory / "lock", os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return False
+    return is_locked(directory / "lock")
 
 
 def key_of(version: Version) -> str:

@@ -26,6 +26,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cloudsimfs.host.files import replace_file
 from cloudsimfs.prefetch.ranges import RangeSet
 from cloudsimfs.service.model import Entry
 
@@ -108,11 +109,8 @@ class RangeLog:
         lines += [] if end is None else [f"c {end}"]
         lines += [] if etag is None else [f"e {etag}"]
         lines += [f"r {start} {stop}" for start, stop in present]
-        fresh = self.path.with_name(self.path.name + ".new")
         try:
-            with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-                file.write("".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape"))
-            fresh.rename(self.path)
+            replace_file(self.path, "".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape"))
         except OSError as error:
             self._give_up(error)
         self._begun, self._etag, self.sealed = True, etag, False

@@ -24,6 +24,7 @@ from cloudsimfs.datacache.presence import Presence
 from cloudsimfs.datacache.rangelog import RangeLog
 from cloudsimfs.errors import BadHandle, FsError
 from cloudsimfs.host.disk import PAGE, data_parts, disk_failure, disk_usage, punch, write_all
+from cloudsimfs.host.files import open_private
 from cloudsimfs.prefetch.ranges import RangeSet
 
 REWRITE_BLOCK = 1 << 20  # bytes written anew at a time after a failed fsync
@@ -83,7 +84,7 @@ class SparseFile:
         They must never be read or uploaded as zeros: what the service has is fetched again, the rest is an error.
         """
         try:
-            self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._fd = open_private(self.path, os.O_RDWR)
         except OSError as error:
             raise disk_failure(error) from error
         size_on_disk = os.fstat(self._fd).st_size

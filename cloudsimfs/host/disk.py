@@ -1,5 +1,4 @@
-"""The cache's disk: directories for the user alone, sparse files (copies, holes, the bytes they take), and the disk's
-failures as errors.
+"""The cache's disk: sparse files (copies, holes, the bytes they take), and the disk's failures as errors.
 
 A copy shares blocks where the filesystem can (btrfs, XFS); where not, the kernel copies.
 """
@@ -13,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cloudsimfs.errors import CloudsimfsError, NoSpace
+from cloudsimfs.host.files import open_private
 
 SLICE = 64 << 10  # bytes written at once: for more the kernel looks for large pages, which can be dear
 PAGE = 4096  # bytes; what a hole in a file consists of
@@ -21,18 +21,11 @@ STEP = 64 << 20  # bytes copied by one system call
 BLOCK = 1 << 20  # bytes read and written at a time where the kernel cannot copy
 
 
-def make_private(directory: Path) -> None:
-    """Make the directory and what is missing above it, all 0700, whatever the umask."""
-    missing = [each for each in directory.parents if not each.exists()]
-    for each in [*reversed(missing), directory]:
-        each.mkdir(exist_ok=True, mode=0o700)
-
-
 def copy_file(source: Path, target: Path, size: int) -> None:
     """The first `size` bytes of `source` as a new file `target` (0600); holes stay holes."""
     fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        out = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        out = open_private(target, os.O_WRONLY | os.O_TRUNC)
         try:
             for start, end in data_parts(fd, size):
                 _copy_range(fd, out, start, end)

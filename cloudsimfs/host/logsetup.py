@@ -17,7 +17,7 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 from cloudsimfs.errors import ConfigError
-from cloudsimfs.host.disk import make_private
+from cloudsimfs.host.files import make_private, open_private
 from cloudsimfs.redact import RedactingFilter, RedactingFormatter, redact
 
 LOG_SIZE = 5 << 20  # bytes of one log file
@@ -58,8 +58,8 @@ class _PrivateFile(RotatingFileHandler):
     """A new file after a rotation is the user's alone, too."""
 
     def _open(self) -> TextIOWrapper:
-        descriptor = os.open(self.baseFilename, os.O_CREAT | os.O_APPEND | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-        return open(descriptor, "a", encoding=self.encoding)  # the handler closes it
+        fd = open_private(Path(self.baseFilename), os.O_APPEND | os.O_WRONLY)
+        return open(fd, "a", encoding=self.encoding)  # the handler closes it
 
 
 class _Json(logging.Formatter):

@@ -9,7 +9,6 @@ Threading: one launch at a time, of all threads and processes of the account, by
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
@@ -29,6 +28,7 @@ from cloudsimfs.errors import (
     ServiceError,
     TryAgain,
 )
+from cloudsimfs.host.files import lock_file
 from cloudsimfs.journal.journal import Journal
 from cloudsimfs.runs.options import LaunchOptions, check_value
 from cloudsimfs.runs.runs import Runs
@@ -119,9 +119,8 @@ class Launcher:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        fd = os.open(self._lock_file, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        fd = lock_file(self._lock_file, wait=True)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX)  # by open file: keeps threads apart, too
             yield
         finally:
             os.close(fd)

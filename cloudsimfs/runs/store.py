@@ -10,13 +10,12 @@ import contextlib
 import json
 import logging
 import os
-import tempfile
 from collections.abc import Iterable
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from cloudsimfs.host.disk import make_private
+from cloudsimfs.host.files import make_private, replace_file
 from cloudsimfs.service import Image, Simulation
 
 log = logging.getLogger(__name__)
@@ -107,14 +106,7 @@ class RunStore:
     def _save(self, name: str, data: bytes) -> None:
         try:
             make_private(self._directory)
-            fd, part = tempfile.mkstemp(dir=self._directory, prefix=".part-")  # 0600
-            try:
-                with open(fd, "wb") as file:
-                    file.write(data)
-                os.replace(part, self._directory / name)
-            except OSError:
-                os.unlink(part)
-                raise
+            replace_file(self._directory / name, data)
         except OSError as error:
             log.info("%s: not kept: %s", name, error)
 

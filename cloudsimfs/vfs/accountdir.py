@@ -6,7 +6,6 @@ Threading: none of its own; the locks are those of `cachedir`, between processes
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from pathlib import Path
 from cloudsimfs.datacache.directory import lock_directory, make_directory
 from cloudsimfs.errors import ConfigError, Crashed, MountError, ServiceError
 from cloudsimfs.host.disk import disk_usage
+from cloudsimfs.host.files import lock
 from cloudsimfs.journal.journal import Journal
 
 
@@ -22,7 +22,7 @@ def clear(directory: Path) -> int:
     """Remove what is cached there and stored on the service; the bytes freed. Raises MountError if it is mounted."""
     if not (directory / "data").is_dir():
         return 0
-    lock = lock_directory(directory)
+    held = lock_directory(directory)
     try:
         journal = Journal(directory / "journal.db")
         keep = {row.bytes.backing for row in journal.files()} | {row.bytes.backing for row in journal.drafts()}
@@ -34,7 +34,7 @@ def clear(directory: Path) -> int:
                 file.unlink()
         return freed
     finally:
-        os.close(lock)
+        os.close(held)
 
 
 @contextlib.contextmanager
@@ -69,7 +69,7 @@ def _enter(directory: Path) -> int:
         make_directory(directory)
         with contextlib.suppress(FileNotFoundError):  # it was just removed: once more
             fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            fcntl.flock(fd, fcntl.LOCK_SH)
+            lock(fd, shared=True, wait=True)
             if os.path.samestat(os.fstat(fd), os.stat(directory)):
                 return fd
             os.close(fd)
@@ -78,7 +78,7 @@ def _enter(directory: Path) -> int:
 def _removed(directory: Path, held: int) -> bool:
     """Remove a directory in which nothing waits and that nobody else has entered; whether it is gone."""
     try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(held)
     except BlockingIOError:
         return False
     with contextlib.closing(Journal(directory / "journal.db")) as journal:

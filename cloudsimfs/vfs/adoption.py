@@ -29,7 +29,8 @@ from pathlib import Path
 from cloudsimfs import paths
 from cloudsimfs.datacache.directory import LAUNCH_LOCK, LOCAL, lock_directory, log_of, size_of
 from cloudsimfs.errors import MountError
-from cloudsimfs.host.disk import copy_file, disk_failure, make_private
+from cloudsimfs.host.disk import copy_file, disk_failure
+from cloudsimfs.host.files import fsync_path, make_private
 from cloudsimfs.journal.journal import Journal, has_adopted, read_closed, read_counts, read_drafts
 from cloudsimfs.journal.rows import DraftRow, FileRow, TombstoneRow
 from cloudsimfs.listings import store
@@ -147,7 +148,7 @@ class Handover:
         self.record()
         for name in _backing_names(self._old):
             self.link(name)
-        _fsync(self._target / "data")
+        fsync_path(self._target / "data")
         places = _Places(self._new)
         self.save(places)
         _let_go(self._source, self._old)
@@ -257,20 +258,12 @@ def _moved_draft(row: DraftRow, path: str) -> DraftRow:
 
 def _link(source: Path, target: Path) -> None:
     """Another name for a file; where the filesystem has no such thing, a copy."""
-    _fsync(source)
+    fsync_path(source)
     target.unlink(missing_ok=True)  # of a handover that was killed, and maybe older
     try:
         os.link(source, target)
     except OSError:
         fresh = target.with_name(f"{target.name}.part")  # swept if it stays
         copy_file(source, fresh, size_of(source))
-        _fsync(fresh)
+        fsync_path(fresh)
         fresh.rename(target)
-
-
-def _fsync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
