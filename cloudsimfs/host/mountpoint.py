@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import threading
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from cloudsimfs.errors import MountError
 
@@ -58,31 +58,34 @@ def mount_type(mountpoint: Path) -> str | None:
     """The type of what is mounted exactly there, None if nothing is. Touches no filesystem."""
     wanted = os.path.realpath(mountpoint.parent) + "/" + mountpoint.name if mountpoint.name else str(mountpoint)
     found = None
-    for _, place, kind, *_ in _mounts():
-        if _unescape(place) in (wanted, str(mountpoint)):
-            found = kind  # the last one lies on top
+    for mount in _mount_table():
+        if mount.place in (wanted, str(mountpoint)):
+            found = mount.type  # the last one lies on top
     return found
 
 
 def all_mounts() -> list[Path]:
     """Where this filesystem is mounted, as far as we can see. Touches no filesystem."""
-    return [Path(_unescape(place)) for _, place, kind, *_ in _mounts() if kind == FS_TYPE]
+    return [Path(mount.place) for mount in _mount_table() if mount.type == FS_TYPE]
 
 
 def our_mounts() -> list[Path]:
     """Those of them that this user has made."""
     user = f"user_id={os.getuid()}"
-    return [
-        Path(_unescape(place))
-        for _, place, kind, options, *_ in _mounts()
-        if kind == FS_TYPE and user in options.split(",")
-    ]
+    return [Path(mount.place) for mount in _mount_table() if mount.type == FS_TYPE and user in mount.options]
 
 
-def _mounts() -> list[list[str]]:
-    """Source, place, type and options of each mount, as proc_pid_mounts(5) has them."""
+class _Mount(NamedTuple):
+    place: str
+    type: str
+    options: list[str]
+
+
+def _mount_table() -> list[_Mount]:
+    """All mounts this process can see, those that lie on top of others after them (proc_pid_mounts(5))."""
     with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as mounts:
-        return [line.split() for line in mounts]
+        rows = [line.split() for line in mounts]
+    return [_Mount(_unescape(place), kind, options.split(",")) for _, place, kind, options, *_ in rows]
 
 
 def state(mountpoint: Path) -> MountState:
