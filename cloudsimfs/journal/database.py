@@ -8,7 +8,6 @@ short local I/O.
 from __future__ import annotations
 
 import contextlib
-import os
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudsimfs.errors import FsError, MountError, NoSpace
+from cloudsimfs.host.sqlite import OtherVersion, open_database
 
 
 @dataclass(slots=True)
@@ -37,16 +37,10 @@ class Database:
         self._lock = threading.Lock()
         self._local = threading.local()  # .batch: this thread's open transaction
         try:
-            os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
-            self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-            self._connection.execute("PRAGMA journal_mode=WAL")
             # A commit is in the kernel's hands when it returns: it survives our death. sync() asks for more.
-            self._connection.execute("PRAGMA synchronous=NORMAL")
-            found = self._connection.execute("PRAGMA user_version").fetchone()[0]
-            if found not in (0, version):
-                raise MountError(f"{path}: written by another version of cloudsimfs (schema {found})")
-            self._connection.executescript(schema)
-            self._connection.execute(f"PRAGMA user_version={version}")
+            self._connection = open_database(path, schema, version, synchronous="NORMAL")
+        except OtherVersion as error:
+            raise MountError(f"{path}: {error}") from None
         except (sqlite3.Error, OSError) as error:
             raise MountError(f"{path}: the journal cannot be opened: {error}") from error
 

@@ -10,7 +10,6 @@ import contextlib
 import json
 import logging
 import math
-import os
 import sqlite3
 import threading
 import zlib
@@ -19,6 +18,7 @@ from pathlib import Path
 
 from cloudsimfs import paths
 from cloudsimfs.errors import MountError
+from cloudsimfs.host.sqlite import open_database
 from cloudsimfs.service.model import Entry
 
 log = logging.getLogger(__name__)
@@ -71,18 +71,9 @@ class ListingStore:
     @staticmethod
     def open(path: Path) -> sqlite3.Connection:
         for may_be_old in (True, False):
-            os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
-            db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             try:
-                db.execute("PRAGMA journal_mode=WAL")
-                db.execute("PRAGMA synchronous=OFF")
-                if db.execute("PRAGMA user_version").fetchone()[0] not in (0, SCHEMA_VERSION):
-                    raise sqlite3.DatabaseError("another version's")
-                db.executescript(SCHEMA)
-                db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
-                return db
+                return open_database(path, SCHEMA, SCHEMA_VERSION, synchronous="OFF")
             except sqlite3.DatabaseError as error:
-                db.close()
                 if not may_be_old:
                     raise MountError(f"{path}: the listings cannot be kept: {error}; is the disk full?") from None
                 log.warning("%s is made anew: %s", path, error)
