@@ -25,7 +25,7 @@ from cloudsimfs.sandbox.blobs import Blobs
 from cloudsimfs.sandbox.faults import Faults
 from cloudsimfs.sandbox.log import CallLog
 from cloudsimfs.sandbox.objects import Links, Objects
-from cloudsimfs.sandbox.runs import Runs
+from cloudsimfs.sandbox.runs import HARD_STOP, Runs
 from cloudsimfs.sandbox.server import Server
 from cloudsimfs.sandbox.settings import Clock, Settings
 from cloudsimfs.sandbox.store import NoEntry, Store, Visible
@@ -100,9 +100,9 @@ class Sandbox:
 
     # -- acting as another client: seen at once -----------------------------------------------------
 
-    def put(self, path: str, data: bytes | Path) -> None:
-        """Store a file; a Path names a local file to copy."""
-        self._store.put(path, self._store.blobs.make(data), Visible.NOW)
+    def put(self, path: str, data: bytes | Path, *, lagged: bool = False) -> None:
+        """Store a file; a Path names a local file to copy. `lagged`: listings show it later (`listing_lag`)."""
+        self._store.put(path, self._store.blobs.make(data), Visible.LAGGED if lagged else Visible.NOW)
 
     def put_sparse(self, path: str, size: int) -> None:
         """Store a file of `size` zero bytes that takes no room."""
@@ -118,6 +118,26 @@ class Sandbox:
             self._store.remove(path)
         except NoEntry:
             raise KeyError(path) from None
+
+    def launch(self, folder: str) -> int:
+        """Start a run in a folder that is stored. Its id."""
+        return self._runs.launch({"cpu": 2, "ram": "standard", "script": "heat2d-1.0", "folder": folder})
+
+    def stop(self, run_id: int) -> None:
+        """Stop a run hard; `runs()` shows it STOPPED a moment later. Raises LookupError if there is none."""
+        self._runs.stop(run_id, HARD_STOP)
+
+    def forget_run(self, run_id: int) -> None:
+        """Delete a run from the list. Raises LookupError if there is none."""
+        self._runs.forget(run_id)
+
+    def say(self, run_id: int, text: str) -> None:
+        """Append to a run's log what its solver did not print. Raises LookupError if there is none."""
+        self._runs.say(run_id, text)
+
+    def alter_run(self, run_id: int, **fields: Any) -> None:
+        """Have a run list other fields than it was launched with. Raises LookupError if there is none."""
+        self._runs.alter(run_id, fields)
 
     def advance(self, seconds: float) -> None:
         """Move the sandbox's clock forward: caches, lags, links and call limits see it."""
@@ -139,6 +159,20 @@ class Sandbox:
         if file is None:
             raise KeyError(path)
         return self._store.describe(file)
+
+    def known_paths(self, folder: str) -> list[str]:
+        """The paths of the files that a run in a folder would find, sorted."""
+        return sorted(self._store.known_files(folder))
+
+    def record_versions(self) -> list[tuple[str, bytes]]:
+        """A list that every (path, bytes) version is appended to from now on; the list of an earlier call ends."""
+        versions: list[tuple[str, bytes]] = []
+        self._store.on_put = lambda path, data: versions.append((path, data))
+        return versions
+
+    def run(self, run_id: int) -> dict[str, Any]:
+        """One run with all fields. Raises LookupError if there is none."""
+        return self._runs.get(run_id)
 
     def runs(self) -> list[dict[str, Any]]:
         """All runs with all fields, oldest first."""

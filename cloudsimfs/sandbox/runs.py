@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,24 @@ class Runs:
         with self._lock:
             run.sync_locked()
 
+    def say(self, run_id: int, text: str) -> None:
+        """Append to a run's log. Raises NoEntry."""
+        run = self._find(run_id)
+        with self._lock:
+            run.say_locked(text)
+
+    def alter(self, run_id: int, fields: Mapping[str, Any]) -> None:
+        """Have a run list these fields, which no launch would allow. Raises NoEntry."""
+        run = self._find(run_id)
+        with self._lock:
+            run.alter_locked(fields)
+
+    def forget(self, run_id: int) -> None:
+        """Delete a run from the list. Raises NoEntry."""
+        self._find(run_id)
+        with self._lock:
+            del self._runs[run_id]
+
     def close(self) -> None:
         """Kill what runs and wait until it is gone."""
         with self._lock:
@@ -201,6 +220,13 @@ class _Run:
         if self.status is not Status.RUNNING or self._process is None:
             raise Refusal(409, f"the simulation is {self.status.name}")
         self._process.send_signal(signal.SIGQUIT)
+
+    def say_locked(self, text: str) -> None:
+        self._log.append(text)
+
+    def alter_locked(self, fields: Mapping[str, Any]) -> None:
+        self._asked = {**self._asked, **fields}
+        self._folder = self._asked["folder"]
 
     def pictures(self) -> list[Path]:
         return sorted(self._work.rglob("*.png"))

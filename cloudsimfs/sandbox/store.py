@@ -13,7 +13,7 @@ from __future__ import annotations
 import enum
 import itertools
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
@@ -88,11 +88,14 @@ class Store:
         self._root = Folder(ROOT_ID, paths.ROOT, clock.now(), None)  # guarded by: _lock, as all below
         self._by_id: dict[int, Folder | Slot] = {ROOT_ID: self._root}
         self._waiting: dict[str, Slot] = {}  # slots whose shown and current differ
+        self.on_put: Callable[[str, bytes], object] | None = None  # told of each version before it is stored
 
     # -- changes ------------------------------------------------------------------------------------
 
     def put(self, path: str, blob: Blob, visible: Visible) -> File:
         """Store a version. An overwrite keeps the id."""
+        if self.on_put is not None:
+            self.on_put(path, blob.read())
         with self._lock:
             return self._put_locked(path, blob, visible, self._clock.now())
 

@@ -26,7 +26,6 @@ from cloudsimfs.config import KERNEL_SHARE
 from cloudsimfs.errors import NotFound, ServiceError, TryAgain
 from cloudsimfs.listings import dcache
 from cloudsimfs.sandbox import Sandbox, Settings
-from cloudsimfs.sandbox.store import Visible
 from machines import search
 from world import TTL, Size, Ticking, World, parents
 
@@ -295,8 +294,7 @@ class Machine(RuleBasedStateMachine):
             self.world.rest()
             self.box.advance(APART)
             size = next(self.sizes)
-            store = self.box._store
-            store.put(path, store.blobs.make(content(size)), Visible.LAGGED if late else Visible.NOW)
+            self.box.put(path, content(size), lagged=late)
             self.others_did(path, size, LISTING_LAG if late else 0.0)
 
     @rule(path=files)

@@ -19,7 +19,7 @@ from harness import wait_until
 
 TTL = 15.0
 STEP = 5.0  # seconds the clock is moved at a time
-LAUNCH = {"cpu": 2, "ram": "standard", "script": "heat2d-1.0", "folder": "case"}
+STOPPED = 50  # the status of a run that was stopped (docs/service.md, "States")
 
 
 class Rig:
@@ -42,14 +42,14 @@ class Rig:
 
     def launch(self, count: int) -> list[int]:
         """Runs that stay pending."""
-        return [self.box._runs.launch(dict(LAUNCH)) for _ in range(count)]
+        return [self.box.launch("case") for _ in range(count)]
 
     def say(self, run_id: int, line: str) -> None:
-        self.box._runs._runs[run_id]._log.append(line)
+        self.box.say(run_id, line)
 
     def end(self, run_id: int) -> None:
-        self.box._runs.stop(run_id, "SIGINT")
-        wait_until(lambda: not self.box._runs._runs[run_id].status.active, "the run ends")
+        self.box.stop(run_id)
+        wait_until(lambda: self.box.run(run_id)["status"] == STOPPED, "the run ends")
 
     def calls(self, action: Callable[[], object]) -> list[str]:
         self.box.calls.reset()
@@ -137,7 +137,7 @@ def test_a_deleted_run_is_gone_after_a_day(box: Sandbox, rigs: Callable[..., Rig
     for run_id in ids:
         rig.end(run_id)
     rig.runs.recent()
-    del box._runs._runs[ids[0]]
+    box.forget_run(ids[0])
     rig.runs.expire()
     assert sorted(rig.runs.recent()) == ids
     rig.clock.advance(WHOLE_LIST + 1)
@@ -266,7 +266,7 @@ def test_fifty_logs_followed_for_half_an_hour(box: Sandbox, rigs: Callable[..., 
     if bulk:
         assert set(calls[3:]) == {"simulations"}
     for run_id in ids:
-        expected = "".join(box._runs._runs[run_id]._log).encode()
+        expected = box.run(run_id)["output"].encode()
         assert rig.runs.known_log(run_id).count(b"\n") >= (6 if bulk else 2)
         assert expected.startswith(rig.runs.known_log(run_id))
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from cloudsimfs.sandbox import Sandbox
-from harness import Mounted, MountFactory, record_versions, run, stored_versions
+from harness import Mounted, MountFactory, run, stored_versions
 
 CLOSED = os.urandom(400_000)
 
@@ -56,7 +56,7 @@ def test_a_closed_state_survives_what_is_written_after_it(
     if base is not None:
         box.put("f", base)
     m = mount(write_back=3600)
-    versions = record_versions(box)
+    versions = box.record_versions()
     if base is None:
         expected = CLOSED
         (m.path / "f").write_bytes(CLOSED)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from cloudsimfs.sandbox import Sandbox
-from harness import UNEXPECTED, Mounted, MountFactory, Tree, read_tree, record_versions, stored_versions, wait_until
+from harness import UNEXPECTED, Mounted, MountFactory, Tree, read_tree, stored_versions, wait_until
 
 OLD, NEW = os.urandom(300_000), os.urandom(400_000)
 
@@ -43,7 +43,7 @@ def die_at(m: Mounted, point: str, work: Callable[[], object]) -> None:
 def test_a_rewrite_survives_a_kill_after(box: Sandbox, mount: MountFactory, point: str, puts: int) -> None:
     """Readable at once, in the end on the service, and but for a lost answer (5) uploaded once."""
     box.put("f", OLD)
-    versions = record_versions(box)
+    versions = box.record_versions()
     m = mount(start=False, ttl=0, write_back=0.3)
     die_at(m, point, lambda: rewrite(m.path / "f"))
     m.start()
@@ -63,7 +63,7 @@ def rewrite(file: Path) -> None:
 def test_a_kill_between_two_writes_uploads_nothing(box: Sandbox, mount: MountFactory) -> None:
     """Step 1 alone promises nothing: the service keeps what it had, and what was written is kept here."""
     box.put("f", OLD)
-    versions = record_versions(box)
+    versions = box.record_versions()
     m = mount(start=False)
     die_at(m, "1-written:1", lambda: rewrite(m.path / "f"))
     m.start()
@@ -260,7 +260,7 @@ def test_work_survives_a_kill_after_each_step(box: Sandbox, mount: MountFactory,
     work = WORKS[name]
     box.populate(work.stored)
     box.advance(10)
-    versions = record_versions(box)
+    versions = box.record_versions()
     m = mount(start=False, ttl=0, write_back=0.05)
     states = [work.stored, *(step.then for step in work.steps)]
     done = 0

@@ -17,7 +17,6 @@ from harness import (
     cloudsimfs,
     errno_of,
     read_tree,
-    record_versions,
     run,
     stored_versions,
     wait_until,
@@ -43,7 +42,7 @@ def test_a_closed_file_survives_a_kill(box: Sandbox, mount: MountFactory, write_
     box.put("old", b"old version")
     m = mount(write_back=write_back)
     data = os.urandom(3_000_000)
-    versions = record_versions(box)
+    versions = box.record_versions()
     (m.path / "new").write_bytes(data)
     (m.path / "old").write_bytes(b"new version")
     m.crash()
@@ -75,7 +74,7 @@ def kill_while_writing(m: Mounted, data: bytes) -> None:
 
 
 def test_a_file_open_for_writing_is_kept_and_not_uploaded(box: Sandbox, m: Mounted) -> None:
-    versions = record_versions(box)
+    versions = box.record_versions()
     kill_while_writing(m, b"half")
     m.start()
     assert (m.path / "f").read_bytes() == b"half"
@@ -93,7 +92,7 @@ def test_a_file_open_for_writing_is_kept_and_not_uploaded(box: Sandbox, m: Mount
 def test_a_kill_during_an_overwrite_keeps_the_closed_state(box: Sandbox, mount: MountFactory) -> None:
     """`f` is closed, not uploaded yet, and truncated anew when the daemon dies."""
     m = mount(write_back=3600)
-    versions = record_versions(box)
+    versions = box.record_versions()
     (m.path / "f").write_bytes(b"the closed state")
     kill_while_writing(m, b"half")
     m.start()
@@ -104,7 +103,7 @@ def test_a_kill_during_an_overwrite_keeps_the_closed_state(box: Sandbox, mount: 
 
 def test_a_kill_during_many_uploads(box: Sandbox, m: Mounted) -> None:
     box.faults.add("object-put", "slow", rate=100_000)
-    versions = record_versions(box)
+    versions = box.record_versions()
     write_tree(m.path, MANY)
     assert box.calls.wait(lambda calls: sum(call.operation == "object-put" for call in calls) >= 3)
     m.crash()
@@ -201,7 +200,7 @@ def test_uploads_are_tried_again(
     m = mount()
     fault = box.faults.add(operation, kind, times=3, **values)
     data = os.urandom(2_000_000)
-    versions = record_versions(box)
+    versions = box.record_versions()
     (m.path / "f").write_bytes(data)
     assert (m.path / "f").read_bytes() == data
     wait_until(lambda: box.files() == {"f": data} and not m.pending(), "the file is stored in the end", timeout=40)
@@ -305,7 +304,7 @@ def test_why_it_could_not_be_unmounted_is_said_whole(
 def test_a_rewrite_during_an_upload_wins(box: Sandbox, mount: MountFactory) -> None:
     m = mount(write_back=0)
     old, new = os.urandom(1_500_000), os.urandom(1_400_000)
-    versions = record_versions(box)
+    versions = box.record_versions()
     box.faults.add("object-put", "slow", rate=1_000_000)
     (m.path / "f").write_bytes(old)
     assert box.calls.wait(lambda calls: any(call.operation == "object-put" for call in calls))
@@ -319,7 +318,7 @@ def test_every_stored_version_was_a_closed_state(box: Sandbox, mount: MountFacto
     """A file is rewritten in many ways while slow uploads run: no half-made state ever gets out."""
     m = mount(write_back=0)
     box.faults.add("object-put", "slow", rate=3_000_000, probability=0.5)
-    versions = record_versions(box)
+    versions = box.record_versions()
     closed: set[bytes] = set()
     file = m.path / "f"
     for number in range(25):

@@ -15,7 +15,7 @@ from typing import IO
 import pytest
 
 from cloudsimfs.sandbox import Sandbox
-from harness import Mounted, MountFactory, read_tree, record_versions, wait_until
+from harness import Mounted, MountFactory, read_tree, wait_until
 
 OLD, NEW = b"old" * 50_000, b"new" * 60_000
 KEPT = {"case/kept": b"kept"}
@@ -82,7 +82,7 @@ def test_nothing_is_left_of_it(box: Sandbox, mount: MountFactory, point: str, po
     m.start()
     assert read_tree(m.path) == KEPT
     assert os.listdir(m.path / "case") == ["kept"]
-    versions = record_versions(box)
+    versions = box.record_versions()
     m.flush()
     box.advance(2000)
     wait_until(lambda: box.files() == KEPT, "the stored files are deleted")

@@ -11,7 +11,7 @@ import pytest
 
 from cloudsimfs.sandbox import Sandbox
 from cloudsimfs.writeback import viewcache
-from harness import ROOT, Mounted, MountFactory, cost, read_tree, record_versions, run, wait_until, write_tree
+from harness import ROOT, Mounted, MountFactory, cost, read_tree, run, wait_until, write_tree
 from moving import Ahead
 
 FILES = {f"case/{number:02}": b"%d" % number for number in range(50)}
@@ -103,7 +103,7 @@ def test_an_editor_saves_20_times(box: Sandbox, mount: MountFactory, api: str, t
     program = [str(ROOT / "tests/support/moving.py"), str(tmp_path / "ahead"), "cloudsimfs"]
     m = mount(write_back=delay, ttl=3600, program=program)
     os.listdir(m.path / "case")
-    versions = record_versions(box)
+    versions = box.record_versions()
     box.calls.reset()
     for number in range(20):
         save(m.path / "case/dict", b"version %d" % number)
@@ -135,7 +135,7 @@ def test_a_temporary_name_that_nobody_knows_is_not_uploaded_either(
     """It is renamed before the delay is over."""
     box.put("dict", b"version 0")
     m = mount(write_back=3600)
-    versions = record_versions(box)
+    versions = box.record_versions()
     for number in range(5):
         (m.path / temporary).write_bytes(b"version %d" % number)
         os.rename(m.path / temporary, m.path / "dict")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cloudsimfs.sandbox import Sandbox
-from harness import Mounted, MountFactory, cloudsimfs, errno_of, record_versions, stored_versions
+from harness import Mounted, MountFactory, cloudsimfs, errno_of, stored_versions
 
 MIB = 1 << 20
 
@@ -62,7 +62,7 @@ def fill(file: Path) -> int:
 
 
 def test_a_write_without_room_fails_and_is_not_uploaded(box: Sandbox, full: Mounted) -> None:
-    m, versions = full, record_versions(box)
+    m, versions = full, box.record_versions()
     assert fill(m.path / "new") == errno.ENOSPC
     assert fill(m.path / "kept") in (0, errno.ENOSPC), "there may be room for it in place of its old bytes"
     refused = m.umount()
@@ -78,7 +78,7 @@ def test_a_write_without_room_fails_and_is_not_uploaded(box: Sandbox, full: Moun
 
 
 def test_it_is_accepted_once_it_is_written_whole(box: Sandbox, full: Mounted) -> None:
-    m, versions = full, record_versions(box)
+    m, versions = full, box.record_versions()
     data = os.urandom(2 * MIB)
     with open(m.path / "new", "wb", buffering=0) as file:
         done = 0

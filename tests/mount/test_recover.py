@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cloudsimfs.sandbox import Sandbox
-from harness import Mounted, MountFactory, cloudsimfs, record_versions
+from harness import Mounted, MountFactory, cloudsimfs
 
 STORED, CLOSED = os.urandom(3_000_000), os.urandom(200_000)
 EDITED = STORED[:1_000_000] + b"edited" * 1000 + STORED[1_006_000:]
@@ -53,7 +53,7 @@ def listed(m: Mounted) -> dict[str, dict[str, Any]]:
 
 
 def test_drafts_are_listed_until_they_are_dealt_with(box: Sandbox, crashed: Mounted) -> None:
-    versions = record_versions(box)
+    versions = box.record_versions()
     m = crashed
     m.start()
     assert {path: found["size"] for path, found in listed(m).items()} == {

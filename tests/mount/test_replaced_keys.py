@@ -22,7 +22,6 @@ from harness import (
     Tree,
     cloudsimfs,
     errno_of,
-    record_versions,
     wait_until,
     write_key,
 )
@@ -115,7 +114,7 @@ def check_all_arrived(box: Sandbox, m: Mounted, wanted: Tree = WANTED) -> None:
 
 @pytest.mark.parametrize("api", ["v1", "v2"])
 def test_what_waits_is_adopted(box: Sandbox, stranded: Mounted) -> None:
-    m, versions = stranded, record_versions(box)
+    m, versions = stranded, box.record_versions()
     old = old_place(m)
     rotate(box, m)
     said = adopted(m)
@@ -358,7 +357,7 @@ POINTS = [
 
 @pytest.mark.parametrize("point", POINTS)
 def test_a_handover_that_is_killed_is_repeated(box: Sandbox, stranded: Mounted, point: str) -> None:
-    m, versions = stranded, record_versions(box)
+    m, versions = stranded, box.record_versions()
     rotate(box, m)
     assert adopt(m, "--yes", crash_at=point).returncode == -9
     adopted_again = adopt(m, "--yes")
@@ -372,7 +371,7 @@ def test_a_handover_that_is_killed_is_repeated(box: Sandbox, stranded: Mounted, 
 @pytest.mark.parametrize("point", POINTS)
 def test_both_keys_may_be_mounted_after_a_kill(box: Sandbox, stranded: Mounted, point: str, first: str) -> None:
     """In either order: whoever has it uploads it, once, and the rest is adopted by a repetition."""
-    m, versions = stranded, record_versions(box)
+    m, versions = stranded, box.record_versions()
     old_key = m.key_file
     use_key(box, m)
     new_key = m.key_file

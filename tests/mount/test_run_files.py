@@ -31,7 +31,7 @@ def shell(sims: Simulations, script: str) -> subprocess.CompletedProcess[str]:
 def pending(box: Sandbox, folder: str) -> int:
     """A run that has not started yet, launched by somebody else."""
     box.put(f"{folder}/heat.ini", b"")
-    return box._runs.launch({"cpu": 2, "ram": "standard", "script": "heat2d-1.0", "folder": folder})
+    return box.launch(folder)
 
 
 # -- the table -----------------------------------------------------------------------------------------------
@@ -73,8 +73,7 @@ def test_values_that_are_hostile(box: Sandbox, mount: MountFactory) -> None:
     changes: list[dict[str, str]] = [{"folder": "../../etc"}, {"folder": "a//b"}, {"folder": ""}, odd]
     run_ids = [pending(box, "case") for _ in changes]
     for run_id, change in zip(run_ids, changes, strict=True):
-        box._runs._runs[run_id]._asked.update(change)
-        box._runs._runs[run_id]._folder = change["folder"]
+        box.alter_run(run_id, **change)
     sims = Simulations(mount())
     assert not (sims.path / f"{run_ids[0]}/results").is_symlink()
     assert os.listdir(sims.path / "latest") == []
@@ -222,7 +221,7 @@ def test_walkers_are_not_trapped(box: Sandbox, mount: MountFactory, tmp_path: Pa
     m = mount(run_ttl=3600, ttl=3600)
     sims = Simulations(m)
     for _ in range(3):
-        box._runs.launch({"cpu": 2, "ram": "standard", "script": "heat2d-1.0", "folder": "case"})
+        box.launch("case")
     sims.read("runs")
     run("find", m.path)
     box.calls.reset()
@@ -254,7 +253,7 @@ def test_fifty_logs_at_once(box: Sandbox, mount: MountFactory) -> None:
     fds = [os.open(sims.path / f"{run_id}/log", os.O_RDONLY) for run_id in run_ids]
     try:
         for run_id in run_ids:
-            box._runs._runs[run_id]._log.append(f"line of {run_id}\n")
+            box.say(run_id, f"line of {run_id}\n")
         wait_until(lambda: all(os.pread(fd, 100, 0) for fd in fds), "all logs grow")
         assert [os.pread(fd, 100, 0).decode() for fd in fds] == [f"line of {run_id}\n" for run_id in run_ids]
         assert all(os.fstat(fd).st_size for fd in fds)
@@ -274,7 +273,7 @@ def test_who_opens_a_log_is_told_its_size_of_now(box: Sandbox, mount: MountFacto
     log = Simulations(mount(run_ttl=0)).path / f"{run_id}/log"
     for number in range(100):
         log.stat()
-        box._runs._runs[run_id]._log.append(f"line {number}\n")
+        box.say(run_id, f"line {number}\n")
         fd = os.open(log, os.O_RDONLY)
         try:
             size = os.fstat(fd).st_size
@@ -290,14 +289,14 @@ def test_less_follows_the_log(box: Sandbox, mount: MountFactory, tmp_path: Path)
     script = need("script")
     box.settings.pending_seconds = 3600.0
     run_id = pending(box, "case")
-    box._runs._runs[run_id]._log.append("first line\n")
+    box.say(run_id, "first line\n")
     sims = Simulations(mount(run_ttl=0.1))
     shown, pid = tmp_path / "shown", tmp_path / "pid"
     command = [script, "-qfec", f"echo $$ >{pid}; exec less +F {sims.path}/{run_id}/log", str(shown)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env={"TERM": "vt100"}):
         try:
             wait_until(lambda: b"first line" in shown.read_bytes(), "less shows the first line")
-            box._runs._runs[run_id]._log.append("second line\n")
+            box.say(run_id, "second line\n")
             wait_until(lambda: b"second line" in shown.read_bytes(), "less shows the next line")
         finally:
             wait_until(lambda: pid.read_text().endswith("\n"), "less has been started")

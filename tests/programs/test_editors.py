@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cloudsimfs.sandbox import Sandbox
-from harness import Mounted, MountFactory, need, record_versions, stored_versions, wait_until
+from harness import Mounted, MountFactory, need, stored_versions, wait_until
 
 pytestmark = pytest.mark.parametrize("api", ["v2"])
 
@@ -70,7 +70,7 @@ def save_as_libreoffice(file: Path) -> None:
 
 @pytest.mark.parametrize("save", [save_in_place, save_by_rename, save_by_backup, save_as_libreoffice])
 def test_a_save_stores_the_new_version_once(box: Sandbox, m: Mounted, file: Path, save) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
-    versions = record_versions(box)
+    versions = box.record_versions()
     save(file)
     m.flush()
     assert stored_versions(versions, NAME) == [AFTER]
@@ -110,7 +110,7 @@ def test_saving_again_and_again_uploads_the_last(box: Sandbox, mount: MountFacto
     """Auto-save while typing: what counts is what is there when the typing pauses."""
     m = mount(write_back=1.0)
     file = m.path / "case.ini"
-    versions = record_versions(box)
+    versions = box.record_versions()
     for number in range(12):
         file.write_bytes(b"steps = %d\n" % number)
         time.sleep(0.02)  # the pause of a typist

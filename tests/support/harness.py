@@ -400,20 +400,6 @@ def moved(box: Sandbox) -> int:
     return sum(call.bytes for call in box.calls.entries("object-get"))
 
 
-def record_versions(box: Sandbox) -> list[tuple[str, bytes]]:
-    """Every (path, bytes) version that is stored from now on, in order."""
-    versions: list[tuple[str, bytes]] = []
-    store = box._store
-    put = store.put
-
-    def recorded(path: str, blob: Any, visible: Any) -> Any:
-        versions.append((path, blob.read()))
-        return put(path, blob, visible)
-
-    store.put = recorded  # type: ignore[method-assign]  # the only place that sees every version
-    return versions
-
-
 def stored_versions(versions: Sequence[tuple[str, bytes]], path: str) -> list[bytes]:
     return [data for name, data in versions if name == path]
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import fsx
 from cloudsimfs.sandbox import Sandbox, Settings
 from cloudsimfs.vfs.names import is_local_name
-from harness import ROOT, Mounted, Tree, errno_of, patient, read_tree, record_versions, wait_until
+from harness import ROOT, Mounted, Tree, errno_of, patient, read_tree, wait_until
 from workload import State, digest, state_at, stored_before
 
 WORKLOAD, FSX = ROOT / "tests/support/workload.py", ROOT / "tests/support/fsx.py"
@@ -48,7 +48,7 @@ def crash_run(directory: Path, seed: int, api: str) -> str:
     with Sandbox(settings=Settings(hourly_limit=0)) as box:
         box.populate(stored_before(seed))
         box.advance(10)
-        versions = record_versions(box)
+        versions = box.record_versions()
         place = Path(tempfile.mkdtemp(prefix=f"{api}-{seed}-", dir=directory))
         m = Mounted(box, place, api=api, ttl=chance.choice([0, 60]), write_back=chance.choice([0, 0.02, 0.2, 3600]))
         try:
@@ -168,7 +168,7 @@ def fsx_run(m: Mounted, seed: int, operations: int, *, stored: int) -> None:
     closed = m.path.with_name("closed")
     if stored:
         m.box.put("f", fsx.base(seed, stored))
-    versions = record_versions(m.box)
+    versions = m.box.record_versions()
     m.start()
     command = [sys.executable, FSX, m.path / "f", seed, operations, closed, stored]
     bound = 60 + operations / 20
