@@ -1,0 +1,98 @@
+"""What is on the disk when: after fsync(2), within seconds after close(2), at the unmount."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudsimfs.clock import SystemClock
+from cloudsimfs.sandbox import Sandbox
+from cloudsimfs.writeback import fsyncer
+from harness import wait_until
+from syncing import Synced, wrap
+from world import storage_side
+
+ALL = ["bytes", "names", "rows"]  # in this order: a row on the disk must not speak of bytes that are not
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[Synced]:
+    found: list[Synced] = []
+    wrap(found.append, monkeypatch.setattr)
+    return found
+
+
+@pytest.fixture
+def files(synced: list[Synced], box: Sandbox, tmp_path: Path) -> Iterator[Any]:
+    """A mount's storage side whose background rounds of fsync have not begun."""
+    with storage_side(box, tmp_path, "v2", SystemClock()) as made:
+        synced.clear()
+        yield made
+
+
+def write(files: Any, path: str, data: bytes) -> int:
+    """An open handle that has written."""
+    fh = files.handles.create(path, 0o644, os.O_RDWR)
+    files.handles.write(fh, data, 0)
+    assert isinstance(fh, int)
+    return fh
+
+
+def close(files: Any, fh: int) -> None:
+    files.handles.flush(fh)
+    files.handles.release(fh)
+
+
+def test_fsync_has_bytes_names_and_rows_written(files: Any, synced: list[Synced]) -> None:
+    fh = write(files, "f", b"bytes")
+    assert synced == []
+    files.handles.fsync(fh)
+    assert [each.what for each in synced] == ALL
+    assert synced[0].path.read_bytes() == b"bytes"
+    close(files, fh)
+
+
+def test_what_is_closed_is_written_by_the_next_round(
+    files: Any, synced: list[Synced], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fsyncer, "PERIOD", 0.05)
+    files.fsyncer.start()
+    try:
+        close(files, write(files, "f", b"bytes"))
+        wait_until(lambda: [each.what for each in synced] == ALL, "the round is over")
+    finally:
+        files.fsyncer.stop()
+    assert [each.what for each in synced] == ALL, "nothing was closed since"
+
+
+def test_what_is_closed_is_written_at_the_unmount(
+    files: Any, synced: list[Synced], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fsyncer, "PERIOD", 3600.0)
+    files.fsyncer.start()
+    close(files, write(files, "f", b"bytes"))
+    assert synced == []
+    files.fsyncer.stop()
+    assert [each.what for each in synced] == ALL
+
+
+def test_a_round_that_failed_is_made_up_for(
+    files: Any, synced: list[Synced], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close(files, write(files, "f", b"bytes"))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", failing)
+        with pytest.raises(OSError, match="the disk is broken"):
+            files.fsyncer.sync()
+    assert synced == []
+    files.fsyncer.sync()
+    assert [each.what for each in synced] == ALL
+
+
+def failing(_: int) -> None:
+    raise OSError(errno.EIO, "the disk is broken")
