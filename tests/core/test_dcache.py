@@ -13,6 +13,7 @@ import pytest
 from cloudsimfs.clock import ManualClock
 from cloudsimfs.errors import NotDirectory, NotFound, ServiceError, Unreachable
 from cloudsimfs.listings import dcache as dcache_module
+from cloudsimfs.listings import store as store_module
 from cloudsimfs.listings.cache import CHANGING_TTL
 from cloudsimfs.listings.dcache import AHEAD, HOLD, STRETCH, DCache
 from cloudsimfs.listings.store import ListingStore
@@ -24,11 +25,15 @@ from world import Ticking
 
 TTL = 60.0
 QUICK = Retry(attempts=2, base=0.001)
-BRIEF = Timeouts(connect=10.0, read=1.0, total=60.0)  # for who waits in vain
 PATIENT = Timeouts(connect=10.0, read=60.0, total=90.0)
 TREE = {"d/x": b"x", "d/e/y": b"yy", "other/z": b"zzz", "file": b"f"}
 
 Api = Literal["v1", "v2"]
+
+
+def brief() -> Timeouts:
+    """For who waits in vain."""
+    return Timeouts(connect=10.0, read=patient(0.15), total=60.0)
 
 
 class Rig:
@@ -326,7 +331,7 @@ FAULTS: dict[str, dict[str, Any]] = {
 def test_a_failed_listing_removes_no_name(rigs: Callable[..., Rig], box: Sandbox, fault: str) -> None:
     box.populate(TREE)
     # with everything at once, what is unknown below would be known by now
-    rig = rigs(bulk=False, timeouts=BRIEF if fault == "hang" else PATIENT)
+    rig = rigs(bulk=False, timeouts=brief() if fault == "hang" else PATIENT)
     before = {path: rig.names(path) for path in ("", "d", "d/e")}
     rig.clock.advance(TTL + 1)
     box.remove("d/x")
@@ -426,6 +431,7 @@ def test_listings_of_a_mount_that_crashed_serve_only_while_the_service_cannot_be
 ) -> None:
     """They may show what was removed just before, and what the journal knows no more: a slow answer is waited for."""
     monkeypatch.setattr(dcache_module, "GRACE", 0.05)
+    monkeypatch.setattr(store_module, "WRITE_EVERY", 0.01)
     rig.names("d")
     wait_until(lambda: not rig.store._pending, "the listing is on disk")
     rig.box.remove("d/x")
@@ -436,9 +442,11 @@ def test_listings_of_a_mount_that_crashed_serve_only_while_the_service_cannot_be
     assert rigs(timeouts=PATIENT).names("d") == ["e"]
 
 
-def test_a_forgotten_directory_is_gone_before_that_is_on_disk(rig: Rig) -> None:
+def test_a_forgotten_directory_is_gone_before_that_is_on_disk(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "WRITE_EVERY", 0.01)
     rig.names("d/e")
     wait_until(lambda: not rig.store._pending, "the listing is on disk")
+    monkeypatch.setattr(store_module, "WRITE_EVERY", 3600.0)
     assert rig.store.load("d/e") is not None
     rig.store.forget("d")
     assert rig.store.load("d/e") is None

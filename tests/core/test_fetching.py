@@ -69,7 +69,7 @@ def test_a_read_waits_no_longer_than_nothing_comes(
     box: Sandbox, content: Content, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetcher, "READ_STALL", 0.3)
-    box.faults.add("object-get", "slow", rate=100_000.0)  # never a pause long enough for a timeout
+    box.faults.add("object-get", "slow", rate=400_000.0)  # never a pause long enough for a timeout
     with pytest.raises(ServiceError) as failure:
         content.read(1_000_000, 200_000)
     assert failure.value.errno == errno.EIO
@@ -77,7 +77,7 @@ def test_a_read_waits_no_longer_than_nothing_comes(
 
 
 def test_an_interrupted_reader_waits_no_longer(box: Sandbox, content: Content) -> None:
-    fault = box.faults.add("object-get", "slow", rate=100_000.0)
+    fault = box.faults.add("object-get", "slow", rate=400_000.0)
     with pytest.raises(Cancelled):
         content.read(1_000_000, 200_000, lambda: True)
     box.faults.remove(fault)

@@ -159,7 +159,10 @@ def test_what_is_known_outlives_the_mount_and_the_network(box: Sandbox, rigs: Ca
     assert second.runs.log(run_id) == b"a line\n"
 
 
-def test_a_service_that_does_not_answer_is_not_waited_for(box: Sandbox, rigs: Callable[..., Rig]) -> None:
+def test_a_service_that_does_not_answer_is_not_waited_for(
+    box: Sandbox, rigs: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cloudsimfs.runs.runs.GRACE", 0.2)
     rig = rigs()
     run_id = rig.launch(1)[0]
     rig.runs.recent()
