@@ -47,10 +47,6 @@ class RunStatus(enum.IntEnum):
     STOPPED = 50
     ERROR = 60
 
-    @property
-    def active(self) -> bool:
-        return self in (RunStatus.PENDING, RunStatus.RUNNING, RunStatus.STOPPING)
-
 
 class Signal(enum.Enum):
     """docs/service.md, "Endpoints", notes: the signal selects the behaviour."""
@@ -110,15 +106,6 @@ class LaunchRequest:
     folder: str
     nopre: int | None = None
     mesh: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What may be asked for: the three lookups, in the service's order."""
-
-    cpu: tuple[str, ...]
-    ram: tuple[str, ...]
-    scripts: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
