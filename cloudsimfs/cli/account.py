@@ -20,8 +20,8 @@ from cloudsimfs.config.settings import SETTINGS
 from cloudsimfs.errors import ConfigError, KeyRefused, MountError, ServiceError
 from cloudsimfs.redact import redact
 from cloudsimfs.service import Credentials, connect, load_key
-from cloudsimfs.service.caller import check_base_url
 from cloudsimfs.service.credentials import check_key
+from cloudsimfs.service.endpoint import check_base_url
 
 LOGIN_EPILOG = """\
 \b

@@ -16,7 +16,7 @@ from cloudsimfs.config.precedence import Settings
 from cloudsimfs.config.settings import SETTINGS, home
 from cloudsimfs.errors import ConfigError
 from cloudsimfs.service import Client, Credentials, connect
-from cloudsimfs.service.caller import check_base_url
+from cloudsimfs.service.endpoint import check_base_url
 
 Api = Literal["auto", "v1", "v2"]
 

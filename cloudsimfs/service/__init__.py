@@ -36,7 +36,7 @@ place.
 """
 
 from cloudsimfs.service.budget import Budget, BudgetState, Urgency
-from cloudsimfs.service.call import Retry, Timeouts, Version
+from cloudsimfs.service.call import Timeouts, Version
 from cloudsimfs.service.client import Client, connect
 from cloudsimfs.service.credentials import Credentials, load_key
 from cloudsimfs.service.model import (
@@ -50,7 +50,8 @@ from cloudsimfs.service.model import (
     Stored,
     View,
 )
-from cloudsimfs.service.transfer import Fetched
+from cloudsimfs.service.objectstore import Fetched
+from cloudsimfs.service.retry import Retry
 
 __all__ = [
     "Budget",

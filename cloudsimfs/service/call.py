@@ -53,12 +53,3 @@ class Timeouts:
     read: float = 60.0
     data: float = 15.0
     total: float = 180.0
-
-
-@dataclass(frozen=True, slots=True)
-class Retry:
-    """How often a repeatable call is sent at most; pauses have full jitter up to base * 2**n seconds."""
-
-    attempts: int = 4
-    base: float = 0.5
-    cap: float = 20.0

@@ -5,18 +5,14 @@ Thread-safe. The key goes to the API's own origin only; a call marked `once` is 
 
 from __future__ import annotations
 
-import functools
 import logging
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
-from urllib.parse import urljoin, urlsplit
 
 from cloudsimfs.clock import Clock
 from cloudsimfs.errors import (
     BudgetSpent,
-    ConfigError,
     LaunchUnresolved,
     Refused,
     ServerFault,
@@ -28,52 +24,14 @@ from cloudsimfs.errors import (
 from cloudsimfs.service import failures
 from cloudsimfs.service.budget import Budget, Urgency
 from cloudsimfs.service.call import Call, Timeouts
+from cloudsimfs.service.endpoint import Endpoint
 from cloudsimfs.service.parsing import Hook
 from cloudsimfs.service.retry import Failed, Retrier
-from cloudsimfs.service.transport import HOPS, HttpTransport, Reply
+from cloudsimfs.service.transport import HOPS, HttpTransport, Reply, redirect_target
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-_VERSIONED = re.compile(r"/api(/v[12])?$")
-
-
-def origin(url: str) -> tuple[str, str, int | None]:
-    """(scheme, host, port) of a URL: what must be equal for the key to go there. Raises ValueError."""
-    parts = urlsplit(url)
-    default = {"http": 80, "https": 443}.get(parts.scheme)
-    return parts.scheme, (parts.hostname or "").lower(), parts.port or default
-
-
-def check_base_url(base_url: str) -> str:
-    """`base_url` without a trailing slash, or the `/api/v1` that many paste with it. Raises ConfigError."""
-    try:
-        parts = urlsplit(base_url.strip())
-        scheme, host, _ = origin(base_url.strip())
-    except ValueError:
-        raise ConfigError("base URL: it should look like https://host.example") from None
-    if parts.username is not None or parts.query or parts.fragment:
-        raise ConfigError("base URL: it may hold no user, query or fragment")
-    if scheme not in ("http", "https") or not host:
-        raise ConfigError(f"base URL {base_url!r}: it should look like https://host.example")
-    if scheme == "http" and host not in ("localhost", "::1") and not host.startswith("127."):
-        _warn_unencrypted(base_url)
-    return _VERSIONED.sub("", base_url.strip().rstrip("/"))
-
-
-@functools.cache
-def _warn_unencrypted(base_url: str) -> None:
-    """Once: an address is checked wherever it comes in."""
-    log.warning("base URL %s: the key is sent unencrypted; use https", base_url)
-
-
-def joined(label: str, url: str, location: str) -> str:
-    """Where a redirect leads. Raises Refused if that is no URL at all."""
-    try:
-        return urljoin(url, location)
-    except ValueError:
-        raise Refused(f"{label}: redirected to what is not a URL") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,22 +52,14 @@ class ApiCaller:
         retrier: Retrier,
         clock: Clock,
         timeouts: Timeouts,
-        *,
-        base_url: str,
-        key: str,
-        key_in_query: bool,
-        offline: bool,
+        endpoint: Endpoint,
     ) -> None:
         self._http = http
         self._budget = budget
         self._retrier = retrier
         self._clock = clock
         self._timeouts = timeouts
-        self._base_url = base_url
-        self._origin = origin(base_url)
-        self._key = key
-        self._key_in_query = key_in_query
-        self._offline = offline
+        self._endpoint = endpoint
         self.clock_skew: float | None = None  # seconds the service's clock is ahead of ours, at its last reply
         self.outage: Outage | None = None
 
@@ -133,10 +83,10 @@ class ApiCaller:
         self._check_online(call)
 
         def attempt(deadline: float) -> Reply | str:
-            reply = self._send(call, self._url(call), urgency, deadline)
+            reply = self._send(call, self._endpoint.url(call), urgency, deadline)
             if reply.redirect is not None:
                 reply.close()
-                return joined(call.label, self._url(call), reply.redirect)
+                return redirect_target(call.label, self._endpoint.url(call), reply.redirect)
             if reply.status == 200:
                 return reply
             with reply:
@@ -161,7 +111,7 @@ class ApiCaller:
             self.outage = None
 
     def _check_online(self, call: Call) -> None:
-        if self._offline:
+        if self._endpoint.offline:
             raise Unreachable(f"{call.label}: not asked, offline")
 
     def _final(self, call: Call, failed: Failed) -> Exception:
@@ -198,21 +148,17 @@ class ApiCaller:
 
     def _open(self, call: Call, urgency: Urgency, deadline: float) -> Reply:
         """The reply after following redirects within the API's own origin."""
-        url = self._url(call)
+        url = self._endpoint.url(call)
         for _ in range(HOPS + 1):
             reply = self._send(call, url, urgency, deadline)
             if reply.redirect is None or call.once:
                 return reply
             reply.close()
-            url = self._next_hop(call, reply.status, joined(call.label, url, reply.redirect))
+            url = self._next_hop(call, reply.status, redirect_target(call.label, url, reply.redirect))
         raise Failed(Refused(f"{call.label}: more than {HOPS} redirects"), again=False)
 
     def _next_hop(self, call: Call, status: int, url: str) -> str:
-        try:
-            same = origin(url) == self._origin
-        except ValueError:
-            same = False
-        if not same:
+        if not self._endpoint.is_same_origin(url):
             error = Refused(
                 f"{call.label}: redirected to another host, where the key must not go; check the base URL"
             )
@@ -235,7 +181,7 @@ class ApiCaller:
                 call.label,
                 call.method,
                 url,
-                self._headers(call),
+                self._endpoint.headers(call),
                 deadline=deadline,
                 fresh=call.once,
                 **self._content(call),
@@ -251,17 +197,6 @@ class ApiCaller:
         log.debug("%s (%s): HTTP %d", call.label, call.version, reply.status)
         return reply
 
-    def _url(self, call: Call) -> str:
-        return f"{self._base_url}/api/{call.version}{call.path}"
-
-    def _headers(self, call: Call) -> dict[str, str]:
-        headers = {"Accept": "application/json"}
-        if call.version == "v2":
-            headers["X-API-key"] = self._key
-        elif not self._key_in_query:
-            headers["api-key"] = self._key
-        return headers
-
     def _content(self, call: Call) -> dict[str, Any]:
         content: dict[str, Any] = {}
         if call.json is not None:
@@ -270,6 +205,6 @@ class ApiCaller:
             part = call.multipart
             content["data"] = {"dirname": part.dirname}
             content["files"] = {"basename": (part.basename, part.content, "application/octet-stream")}
-        if self._key_in_query and call.version == "v1":
-            content["params"] = {"api_key": self._key}
+        if query := self._endpoint.query(call):
+            content["params"] = query
         return content

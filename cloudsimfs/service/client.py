@@ -24,20 +24,20 @@ from cloudsimfs.errors import (
 )
 from cloudsimfs.redact import register_secret
 from cloudsimfs.service import entries, parsing, v1, v2
+from cloudsimfs.service.body import Body, Progress
 from cloudsimfs.service.budget import Budget, Urgency
-from cloudsimfs.service.call import Call, Retry, Timeouts, Version
-from cloudsimfs.service.caller import ApiCaller, Outage, check_base_url
+from cloudsimfs.service.call import Call, Timeouts, Version
+from cloudsimfs.service.caller import ApiCaller, Outage
 from cloudsimfs.service.credentials import check_key
+from cloudsimfs.service.downloads import Downloads
+from cloudsimfs.service.endpoint import Endpoint, check_base_url
 from cloudsimfs.service.model import Download, Entry, LaunchRequest, Signal, Simulation, Stored, View
+from cloudsimfs.service.objectstore import Fetched, ObjectStore
 from cloudsimfs.service.paging import all_pages
-from cloudsimfs.service.retry import Retrier
-from cloudsimfs.service.transfer import Fetched, ObjectStore, opened
-from cloudsimfs.service.transport import Body, HttpTransport, Progress, Reply
+from cloudsimfs.service.retry import Retrier, Retry
+from cloudsimfs.service.transport import HttpTransport
 from cloudsimfs.service.uploads import Uploads
 from cloudsimfs.service.versions import Versions, check_done
-
-_LINK_TRIES = 5  # calls until a download link that is null is given up
-_LINK_PAUSE = 2.0  # seconds between them (docs/service.md, "URLs")
 
 
 def connect(
@@ -61,17 +61,15 @@ def connect(
     """
     check_key(key, "API key")
     register_secret(key)
-    url = check_base_url(base_url)
+    endpoint = Endpoint(check_base_url(base_url), key, key_in_query, offline)
     clock = clock or SystemClock()
     stop = stop or threading.Event()
     timeouts = timeouts or Timeouts()
     retrier = Retrier(retry or Retry(), clock, stop)
     budget = Budget(clock, stop, calls_per_hour)
     http = HttpTransport(timeouts, clock, stop)
-    caller = ApiCaller(
-        http, budget, retrier, clock, timeouts, base_url=url, key=key, key_in_query=key_in_query, offline=offline
-    )
-    store = ObjectStore(http, retrier, clock, timeouts, secure=url.startswith("https:"))
+    caller = ApiCaller(http, budget, retrier, clock, timeouts, endpoint)
+    store = ObjectStore(http, retrier, clock, timeouts, secure=endpoint.secure)
     return Client(api, http, caller, store, retrier, budget, clock)
 
 
@@ -94,7 +92,7 @@ class Client:
         self._versions = Versions(api, caller, clock)
         self._store = store
         self._uploads = Uploads(store, clock)
-        self._retrier = retrier
+        self._downloads = Downloads(store, caller, self._versions, retrier)
 
     def __enter__(self) -> Client:
         return self
@@ -235,37 +233,7 @@ class Client:
 
     def download(self, entry_id: int, *, urgency: Urgency = Urgency.NORMAL) -> Download:
         """Where the file can be fetched. A null link is asked for again, 2 s apart, at most 5 times."""
-        for tries in range(_LINK_TRIES):
-            if tries:
-                self._retrier.wait(f"download link of entry {entry_id}", _LINK_PAUSE)
-            link = self._download_link(entry_id, urgency)
-            if link is not None:
-                return Download(link)
-        raise Refused(f"entry {entry_id}: the service has no download link for it yet; try again later")
-
-    def _download_link(self, entry_id: int, urgency: Urgency) -> str | None:
-        """v2's documented call, else the one public clients use, else v1's."""
-        candidates: list[tuple[str, Call]] = [("", v1.download_url(entry_id))]
-        if self._versions.in_use(urgency) == "v2":
-            candidates = [
-                ("download", v2.download(entry_id)),
-                ("view-url", v2.view_url(entry_id)),
-                *candidates,
-            ]
-        missing: list[str] = []
-        for name, call in candidates:
-            if self._versions.lacks(name):
-                continue
-            try:
-                link = parsing.link(call, self._caller.call(call, urgency))
-            except (NotOffered, NoSuchEntry):
-                if not name:
-                    raise
-                missing.append(name)
-                continue
-            self._versions.note_lacking(missing)
-            return link
-        raise NotOffered(f"entry {entry_id}: the service offers no download link")
+        return self._downloads.link(entry_id, urgency)
 
     def fetch(
         self,
@@ -286,11 +254,7 @@ class Client:
 
     def download_direct(self, entry_id: int, *, urgency: Urgency = Urgency.NORMAL) -> Fetched:
         """Open a whole file with one API call, v1's. Close what is returned."""
-        call = v1.download_direct(entry_id)
-        reply = self._caller.open(call, urgency)
-        if isinstance(reply, Reply):
-            return opened(call.label, reply)
-        return self._store.get(Download(reply))
+        return self._downloads.open_direct(entry_id, urgency)
 
     # -- simulations ------------------------------------------------------------------------------------
 

@@ -8,16 +8,25 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 from cloudsimfs import backoff
 from cloudsimfs.clock import Clock
 from cloudsimfs.errors import Cancelled, ServiceError
-from cloudsimfs.service.call import Retry
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """How often a repeatable call is sent at most; pauses have full jitter up to base * 2**n seconds."""
+
+    attempts: int = 4
+    base: float = 0.5
+    cap: float = 20.0
 
 
 class Failed(Exception):

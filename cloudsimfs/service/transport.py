@@ -11,10 +11,10 @@ import http.client
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from http.cookiejar import DefaultCookiePolicy
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import urljoin, urlsplit
 
 import requests
 import urllib3
@@ -22,8 +22,9 @@ from requests.adapters import HTTPAdapter
 from requests.auth import AuthBase
 
 from cloudsimfs.clock import Clock
-from cloudsimfs.errors import BadReply, Cancelled, ServiceError, TimedOut, Unreachable
+from cloudsimfs.errors import BadReply, Cancelled, Refused, ServiceError, TimedOut, Unreachable
 from cloudsimfs.redact import redact
+from cloudsimfs.service.body import Body, BodyFailed, Progress, UploadBody
 from cloudsimfs.service.call import Timeouts
 from cloudsimfs.service.retry import Failed
 
@@ -31,14 +32,18 @@ POOL = 64  # kept connections per host
 BLOCK = 1 << 18  # bytes read at once
 LEAST_BLOCK, FIRST_BLOCK = 1 << 16, 1 << 18  # bytes received at once into a buffer
 MOMENT = 0.01  # seconds; a block should take no longer: readers wait for its end
-SLICE = 1 << 16  # bytes sent at once: one send has to end within the connect timeout
 _LARGEST = 1 << 29  # bytes of an API answer; an all-entries listing of a million files is far below
 _SHORT = 1 << 16  # bytes read of an error's body
 HOPS = 5  # redirects followed
 _REDIRECTS = (301, 302, 303, 307, 308)
 
-Body = Callable[[], Iterable[bytes]]
-Progress = Callable[[int], None]
+
+def redirect_target(label: str, url: str, location: str) -> str:
+    """The URL that a redirect from `url` leads to. Raises Refused if `location` is no URL at all."""
+    try:
+        return urljoin(url, location)
+    except ValueError:
+        raise Refused(f"{label}: redirected to what is not a URL") from None
 
 
 class _NoAuth(AuthBase):
@@ -46,57 +51,6 @@ class _NoAuth(AuthBase):
 
     def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
         return request
-
-
-class _BodyFailed(Exception):
-    """Carries an error of the body past the HTTP library, which would take an OSError for the network's."""
-
-
-class _Upload:
-    """A body of known size in slices. Its length makes requests set Content-Length."""
-
-    def __init__(self, label: str, size: int, body: Body, progress: Progress | None, stop: threading.Event) -> None:
-        self._label = label
-        self._size = size
-        self._body = body
-        self._progress = progress
-        self._stop = stop
-        self.failure: BaseException | None = None
-
-    def __len__(self) -> int:
-        return self._size
-
-    def __iter__(self) -> Iterator[memoryview]:
-        try:
-            yield from self._slices()
-        except GeneratorExit:
-            raise
-        except BaseException as error:
-            self.failure = error
-            raise _BodyFailed from error
-
-    def _slices(self) -> Iterator[memoryview]:
-        sent = 0
-        chunks = iter(self._body())
-        try:
-            for chunk in chunks:
-                whole = memoryview(chunk)
-                for start in range(0, len(whole), SLICE):
-                    if self._stop.is_set():
-                        raise Cancelled(f"{self._label}: stopped")
-                    part = whole[start : start + SLICE]
-                    if sent + len(part) > self._size:
-                        raise Cancelled(f"{self._label}: the content has more than its {self._size} bytes")
-                    yield part
-                    sent += len(part)
-                if self._progress is not None:
-                    self._progress(sent)
-        finally:
-            close = getattr(chunks, "close", None)
-            if close is not None:
-                close()  # now, and not when a traceback lets go of it: it may hold a file
-        if sent < self._size:
-            raise Cancelled(f"{self._label}: the content ended after {sent} of {self._size} bytes")
 
 
 class Reply:
@@ -288,11 +242,11 @@ class HttpTransport:
         """PUT `size` bytes from `body`. What `body` raises passes through, the connection is
         dropped.
         """
-        upload = _Upload(label, size, body, progress, self._stop)
+        upload = UploadBody(label, size, body, progress, self._stop)
         try:
             data = upload if size else b"".join(upload)  # requests asks nobody for a body of no bytes
             return self.send(label, "PUT", url, headers, data=data)
-        except _BodyFailed:
+        except BodyFailed:
             if upload.failure is None:
                 raise
             raise upload.failure from None

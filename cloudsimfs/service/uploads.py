@@ -19,9 +19,9 @@ from contextlib import contextmanager
 from cloudsimfs import backoff
 from cloudsimfs.clock import Clock
 from cloudsimfs.errors import LinkExpired, ServerFault, ServiceError, TimedOut, Unreachable
+from cloudsimfs.service.body import Body, Progress
 from cloudsimfs.service.model import Stored
-from cloudsimfs.service.transfer import ObjectStore
-from cloudsimfs.service.transport import Body, Progress
+from cloudsimfs.service.objectstore import ObjectStore
 
 _LINK_LIFE = 840.0  # seconds a link is kept; the store has the last word (LinkExpired)
 _FIRST = 0.5  # seconds after the first failure of the store until the next try; doubled each time, up to
@@ -46,7 +46,7 @@ class Uploads:
     ) -> Stored:
         """Store `size` bytes. `ask` gets a link for the path: one API call; `is_listed` looks whether they are there.
 
-        Raises as `Store.put` and as these two.
+        Raises as `ObjectStore.put` and as these two.
         """
 
         def send(link: tuple[str, float]) -> Stored:

@@ -23,12 +23,12 @@ from cloudsimfs.errors import (
     TimedOut,
     VersionChanged,
 )
+from cloudsimfs.service.body import Body, Progress
 from cloudsimfs.service.call import Timeouts
-from cloudsimfs.service.caller import joined
 from cloudsimfs.service.model import Download, Stored
 from cloudsimfs.service.parsing import excerpt
 from cloudsimfs.service.retry import Failed, Retrier
-from cloudsimfs.service.transport import HOPS, Body, HttpTransport, Progress, Reply
+from cloudsimfs.service.transport import HOPS, HttpTransport, Reply, redirect_target
 from cloudsimfs.service.v1 import CONTENT_TYPE
 
 _RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)")
@@ -162,7 +162,7 @@ class ObjectStore:
             if reply.redirect is None:
                 return reply
             reply.close()
-            url = joined(label, url, reply.redirect)
+            url = redirect_target(label, url, reply.redirect)
         raise Failed(Refused(f"{label}: more than {HOPS} redirects"), again=False)
 
     def _check(self, label: str, url: str) -> None:
