@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from cloudsimfs.sandbox.blobs import Blob
-from cloudsimfs.sandbox.store import File, Store
+from cloudsimfs.sandbox.store import Store
+from cloudsimfs.sandbox.tree import File
 
 _INDEX = "index.json"
 

@@ -12,7 +12,8 @@ from cloudsimfs.sandbox.api import ApiRequest, Refusal, Route
 from cloudsimfs.sandbox.objects import Links
 from cloudsimfs.sandbox.runs import SHORT_LACKS, Runs
 from cloudsimfs.sandbox.settings import Clock, Settings
-from cloudsimfs.sandbox.store import ROOT_ID, Store, Visible, storage_path
+from cloudsimfs.sandbox.store import Store, Visible, storage_path
+from cloudsimfs.sandbox.tree import ROOT_ID
 from cloudsimfs.sandbox.v1 import download_link
 
 _STORAGE_FIELDS = ("name", "size")
