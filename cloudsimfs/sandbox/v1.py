@@ -9,7 +9,8 @@ from typing import Any
 
 from cloudsimfs.sandbox.api import ApiRequest, Redirect, Refusal, Route
 from cloudsimfs.sandbox.objects import Links
-from cloudsimfs.sandbox.runs import V2_ONLY, Runs
+from cloudsimfs.sandbox.run import V2_ONLY
+from cloudsimfs.sandbox.runs import Runs
 from cloudsimfs.sandbox.settings import Clock, Settings
 from cloudsimfs.sandbox.store import NoEntry, Store, Visible, storage_path
 from cloudsimfs.sandbox.tree import File

@@ -10,7 +10,8 @@ from typing import Any
 
 from cloudsimfs.sandbox.api import ApiRequest, Refusal, Route
 from cloudsimfs.sandbox.objects import Links
-from cloudsimfs.sandbox.runs import SHORT_LACKS, Runs
+from cloudsimfs.sandbox.run import SHORT_LACKS
+from cloudsimfs.sandbox.runs import Runs
 from cloudsimfs.sandbox.settings import Clock, Settings
 from cloudsimfs.sandbox.store import Store, Visible, storage_path
 from cloudsimfs.sandbox.tree import ROOT_ID
