@@ -238,3 +238,6 @@ class Tombstone:
     def finish(self, now: float) -> None:
         """The service has nothing of it any more. `now` is monotonic seconds."""
         self.done, self.done_at = True, now
+
+
+Node = Inode | Entry  # what a path leads to: an inode, or only what a listing shows

@@ -26,8 +26,8 @@ from cloudsimfs.errors import (
 )
 from cloudsimfs.handletable import HandleTable
 from cloudsimfs.inode import Attr
+from cloudsimfs.vfs.attributes import Owner
 from cloudsimfs.vfs.attrs import path_ino
-from cloudsimfs.vfs.tree import Owner
 
 TOP_NAMES = (SIMULATIONS, STATE)
 FIRST_HANDLE = 1 << 62  # handles from here on belong to virtual files

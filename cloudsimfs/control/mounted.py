@@ -23,9 +23,10 @@ from cloudsimfs.errors import (
 )
 from cloudsimfs.fuse.binding import interrupted
 from cloudsimfs.fuse.pagecache import KernelCache
+from cloudsimfs.inode import Node
 from cloudsimfs.listings.dcache import DCache
 from cloudsimfs.service import Budget
-from cloudsimfs.vfs.tree import Node, Tree, is_dir
+from cloudsimfs.vfs.tree import Tree
 from cloudsimfs.writeback.uploads import Writeback
 
 COMMAND_BOUND = 20.0  # seconds that one write to a control file may wait; the user writes again to wait longer
@@ -59,7 +60,7 @@ class MountedStorage:
             node = self._lookup_anew(path)
         except NotFound:
             raise NotFound(f"there is no folder {path!r} in the storage; copy the case in first") from None
-        if not is_dir(node):
+        if not node.is_dir:
             raise NotDirectory(f"{path!r} is a file; a run needs its folder")
 
     def _lookup_anew(self, path: str) -> Node:

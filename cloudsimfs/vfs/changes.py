@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from cloudsimfs import paths
 from cloudsimfs.errors import Exists, IsDirectory, NotDirectory, NotEmpty, NotFound, WrongState
-from cloudsimfs.inode import Inode, LocalAttr
+from cloudsimfs.inode import Inode, LocalAttr, Node
 from cloudsimfs.listings.cache import Listing
 from cloudsimfs.service.model import Entry
 from cloudsimfs.vfs.attrs import fresh_ino
 from cloudsimfs.vfs.names import is_local_name
 from cloudsimfs.vfs.tombstones import bury, bury_folder, claim_for_file, claim_for_folder, leave_folder, tombstone_of
-from cloudsimfs.vfs.tree import Node, Tree, is_dir
+from cloudsimfs.vfs.tree import Tree
 
 
 def create(tree: Tree, path: str, perm: int) -> Inode:
@@ -62,14 +62,14 @@ def _new_inode(tree: Tree, path: str, *, is_dir: bool, perm: int) -> Inode:
     attr = LocalAttr(ino=fresh_ino(), perm=perm, mtime_ns=now, atime_ns=now)
     inode = Inode(path, is_dir=is_dir, entry=None, attr=attr)
     tree.overlay.put(path, inode)
-    tree.attrs.put(path, attr)
-    tree.touch(paths.parent(path))
+    tree.attributes.put(path, attr)
+    tree.attributes.touch(paths.parent(path))
     return inode
 
 
 def unlink(tree: Tree, path: str) -> None:
     node = tree.lookup(path)
-    if is_dir(node):
+    if node.is_dir:
         raise IsDirectory(f"/{path}")
     directory = paths.parent(path)
     listing = tree.listing(directory)
@@ -80,7 +80,7 @@ def unlink(tree: Tree, path: str) -> None:
         tree.detach(inode)
         if tombstone is not None:
             bury(tree, tombstone)
-        tree.forget_attr(path)
+        tree.attributes.forget(path)
         tree.keep_folder(directory, listing)
 
 
@@ -89,7 +89,7 @@ def rmdir(tree: Tree, path: str) -> None:
     if path == paths.ROOT:
         raise WrongState("the root of the mount cannot be removed")
     node = tree.lookup(path)
-    if not is_dir(node):
+    if not node.is_dir:
         raise NotDirectory(f"/{path}")
     listing = tree.listing(path)
     above = tree.listing(paths.parent(path))

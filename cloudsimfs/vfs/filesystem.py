@@ -16,11 +16,12 @@ from cloudsimfs.listings.dcache import DCache
 from cloudsimfs.listings.store import ListingStore
 from cloudsimfs.service import Client
 from cloudsimfs.vfs import adoption, changes
+from cloudsimfs.vfs.attributes import Owner
 from cloudsimfs.vfs.handles import Handles
 from cloudsimfs.vfs.recovery import Recovery
 from cloudsimfs.vfs.rename import rename
 from cloudsimfs.vfs.replay import replay
-from cloudsimfs.vfs.tree import Owner, Tree
+from cloudsimfs.vfs.tree import Tree
 from cloudsimfs.waiting import Interrupted
 from cloudsimfs.writeback.fsyncer import Fsyncer
 from cloudsimfs.writeback.queue import Runner

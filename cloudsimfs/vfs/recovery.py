@@ -135,7 +135,7 @@ class Recovery:
             base, uploaded = replace_target(tree, row.path, target)
             inode.rebase(base, uploaded=uploaded, at=tree.monotonic())
             tree.overlay.put(row.path, inode)
-            tree.attrs.put(row.path, inode.attr)
+            tree.attributes.put(row.path, inode.attr)
             with inode.lock:
                 inode.content = content
                 inode.generation = row.generation

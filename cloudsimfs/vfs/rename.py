@@ -11,12 +11,12 @@ from functools import partial
 
 from cloudsimfs import paths
 from cloudsimfs.errors import Exists, Invalid, IsDirectory, NotDirectory, NotEmpty, NotFound, WrongState
-from cloudsimfs.inode import Inode, Tombstone, WriteState
+from cloudsimfs.inode import Inode, Node, Tombstone, WriteState
 from cloudsimfs.service.model import Entry
 from cloudsimfs.vfs.changes import listed_folder, remove_folder
 from cloudsimfs.vfs.names import HIDDEN_PREFIX, is_local_name, unknown_file, unknown_folder
 from cloudsimfs.vfs.tombstones import bury, claim_for_file, claim_for_folder, leave_folder, tombstone_of
-from cloudsimfs.vfs.tree import Node, Tree, is_dir
+from cloudsimfs.vfs.tree import Tree
 
 
 def rename(tree: Tree, old: str, new: str, *, replace_target: bool = True) -> None:
@@ -30,13 +30,13 @@ def rename(tree: Tree, old: str, new: str, *, replace_target: bool = True) -> No
         raise Exists(f"/{new}")
     if old == new:
         return
-    if is_dir(source):
+    if source.is_dir:
         if paths.is_within(new, old):
             raise Invalid(f"/{old} cannot be moved into itself")
         _check_folder_target(tree, new, target)
         _rename_folder(tree, old, new, source, target)
     else:
-        if target is not None and is_dir(target):
+        if target is not None and target.is_dir:
             raise IsDirectory(f"/{new}")
         if tree.fetch_size(old):
             source = tree.lookup(old)
@@ -69,7 +69,7 @@ def lookup_or_none(tree: Tree, path: str) -> Node | None:
 def _check_folder_target(tree: Tree, new: str, target: Node | None) -> None:
     if target is None:
         return
-    if not is_dir(target):
+    if not target.is_dir:
         raise NotDirectory(f"/{new}")
     if tree.readdir(new):
         raise NotEmpty(f"/{new}")
@@ -91,7 +91,7 @@ def _move_file(tree: Tree, inode: Inode, new: str, target: Node | None) -> Tombs
         tree.datacache.unshare(content)
         if not paths.name(new).startswith(HIDDEN_PREFIX):
             tree.journal.on_commit(partial(tree.dependents.add, content))
-        before = tree.attr(old, inode)
+        before = tree.attributes.of(old, inode)
         inode.attr = replace(inode.attr, ino=before.ino, mtime_ns=before.mtime_ns, version=None)
         was_open_dirty = inode.state is WriteState.DIRTY
         if not was_open_dirty:
@@ -100,9 +100,9 @@ def _move_file(tree: Tree, inode: Inode, new: str, target: Node | None) -> Tombs
         inode.rebase(base, uploaded=uploaded, at=tree.monotonic())
         inode.local_only = is_local_name(paths.name(new))
         tree.overlay.put(new, inode)
-        tree.touch(paths.parent(new))
-        tree.forget_attr(old)
-        tree.keep_attr(new, inode.attr)
+        tree.attributes.touch(paths.parent(new))
+        tree.attributes.forget(old)
+        tree.attributes.keep(new, inode.attr)
         if was_open_dirty:
             tree.writeback.moved(inode)
         else:
@@ -164,7 +164,7 @@ def _subtree(tree: Tree, top: str, node: Node) -> tuple[list[tuple[str, Node]], 
             path = paths.join(directory, name)
             tree.fetch_size(path)
             found = tree.lookup(path)
-            (folders if is_dir(found) else files).append((path, found))
+            (folders if found.is_dir else files).append((path, found))
     return folders, files
 
 
@@ -173,13 +173,13 @@ def _move_folder(tree: Tree, old: str, new: str, node: Node, covered: Tombstone 
 
     The caller holds the lock and is in a transaction.
     """
-    before = tree.attr(old, node)
-    attr = replace(tree.local_attr(old, node), ino=before.ino, mtime_ns=before.mtime_ns)
+    before = tree.attributes.of(old, node)
+    attr = replace(tree.attributes.local(old, node), ino=before.ino, mtime_ns=before.mtime_ns)
     had_file = leave_folder(tree, old)
     inode = Inode(new, is_dir=True, entry=None, attr=attr)
     inode.hides = covered
     tree.overlay.put(new, inode)
-    tree.touch(paths.parent(new))
+    tree.attributes.touch(paths.parent(new))
     tree.journal.save_folder(new)
-    tree.keep_attr(new, attr)
+    tree.attributes.keep(new, attr)
     return had_file

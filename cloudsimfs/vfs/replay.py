@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 def replay(tree: Tree) -> None:
     for path in tree.journal.folders():
-        attr = tree.attrs.get(path) or LocalAttr(ino=tree.attrs.ino(path))
+        attr = tree.attributes.get(path) or LocalAttr(ino=tree.attributes.ino(path))
         tree.overlay.put(path, Inode(path, is_dir=True, entry=unknown_folder(path), attr=attr))
     inodes: dict[int, Inode] = {}
     lost: set[int] = set()
@@ -69,7 +69,7 @@ def _is_unlinked(row: FileRow | DraftRow) -> bool:
 
 def _forget(tree: Tree, row: FileRow | DraftRow) -> None:
     tree.journal.drop_file(row.ino)
-    tree.forget_attr(row.path)
+    tree.attributes.forget(row.path)
 
 
 def _replay_file(tree: Tree, row: FileRow) -> Inode:
@@ -99,12 +99,12 @@ def _replay_draft(tree: Tree, row: DraftRow) -> Inode:
 
 
 def _replay_inode(tree: Tree, row: FileRow | DraftRow) -> Inode:
-    attr = replace(tree.attrs.get(row.path) or LocalAttr(), ino=row.ino)
+    attr = replace(tree.attributes.get(row.path) or LocalAttr(), ino=row.ino)
     inode = Inode(row.path, is_dir=False, entry=row.base, attr=attr)
     inode.generation = row.generation
     inode.rebase(row.base, uploaded=row.uploaded, at=tree.born_at)
     inode.local_only = is_local_name(paths.name(row.path)) and row.base is None  # what is stored goes up as before
-    tree.attrs.put(row.path, attr)
+    tree.attributes.put(row.path, attr)
     tree.overlay.put(row.path, inode)
     return inode
 

@@ -101,7 +101,7 @@ def leave_folder(tree: Tree, path: str) -> bool:
     """
     item = tree.overlay.pop(path)
     tree.journal.drop_folder(path)
-    tree.forget_attr(path)
+    tree.attributes.forget(path)
     if not isinstance(item, Inode) or item.hides is None:
         return False
     tree.overlay.put(path, item.hides)

@@ -10,41 +10,30 @@ it: a method first gets the listing, then takes the lock and looks again.
 from __future__ import annotations
 
 import logging
-import stat
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from cloudsimfs import paths
 from cloudsimfs.clock import Clock
 from cloudsimfs.datacache.cache import DataCache
 from cloudsimfs.datacache.content import Content
 from cloudsimfs.errors import CloudsimfsError, IsDirectory, NotDirectory, NotFound, ServiceError, TryAgain, WrongState
-from cloudsimfs.inode import Attr, Inode, LocalAttr, Tombstone, WriteState
+from cloudsimfs.inode import Attr, Inode, LocalAttr, Node, Tombstone, WriteState
 from cloudsimfs.journal.journal import Journal
 from cloudsimfs.listings.cache import Listing
 from cloudsimfs.listings.dcache import DCache
 from cloudsimfs.service.model import Entry
-from cloudsimfs.vfs.attrs import LocalAttrs
-from cloudsimfs.vfs.evidence import is_ours
+from cloudsimfs.vfs.attributes import Attributes, Owner, stored_fingerprint
 from cloudsimfs.vfs.names import HIDDEN_PREFIX, unknown_folder
-from cloudsimfs.vfs.overlay import Item, Overlay, Verdict
+from cloudsimfs.vfs.overlay import Overlay
+from cloudsimfs.vfs.settle import settle
 from cloudsimfs.writeback.uploads import Writeback
 
 log = logging.getLogger(__name__)
 
-Node = Inode | Entry
 ROOT_ENTRY = Entry(0, paths.ROOT, paths.ROOT, is_dir=True)
-
-
-@dataclass(frozen=True, slots=True)
-class Owner:
-    """Whose the files are and what their permission bits leave out."""
-
-    uid: int
-    gid: int
-    umask: int
 
 
 class Tree:
@@ -60,7 +49,7 @@ class Tree:
     ) -> None:
         self.lock = threading.RLock()
         self.overlay = Overlay(journal.on_rollback)  # guarded by lock
-        self.attrs = LocalAttrs(journal.attrs(), journal.on_rollback)  # guarded by lock
+        self.attributes = Attributes(journal, owner=owner, clock=clock)  # guarded by lock
         self._held = ExitStack()  # the inodes' locks of the step under way (`changing`); guarded by lock
         self.dcache = dcache
         self.datacache = datacache
@@ -68,11 +57,8 @@ class Tree:
         self.pending_deletes = writeback.deletes
         self.dependents = writeback.dependents
         self.journal = journal
-        self._owner = owner
         self._clock = clock
-        self._born_ns = self.now_ns()
         self.born_at = self.monotonic()  # listings asked for later may have news of what the journal speaks of
-        self._touched: dict[str, int] = {}  # when names in a directory last changed here, ns; guarded by lock
         self._seen: dict[str, float] = {}  # asked_at of the last listing reconciled; guarded by lock
 
     def monotonic(self) -> float:
@@ -131,7 +117,7 @@ class Tree:
             if self._seen.get(directory) != listing.asked_at:
                 self._seen[directory] = listing.asked_at
                 for verdict in self.overlay.reconcile(directory, listing.names, listing.asked_at):
-                    self._act_on(verdict)
+                    settle(self, verdict)
         return listing
 
     def readdir(self, path: str, *, hidden: bool = False) -> list[tuple[str, Attr]]:
@@ -139,70 +125,18 @@ class Tree:
 
         With `hidden` also what was unlinked while open.
         """
-        if not is_dir(self.lookup(path)):
+        if not self.lookup(path).is_dir:
             raise NotDirectory(f"/{path}")
         listing = self.listing(path)
         self.dcache.was_read(path)
         with self.lock:
             return [
-                (name, self.attr(paths.join(path, name), node))
+                (name, self.attributes.of(paths.join(path, name), node))
                 for name, node in self.overlay.merge(path, listing.names)
                 if hidden or not name.startswith(HIDDEN_PREFIX)
             ]
 
-    def _act_on(self, verdict: Verdict) -> None:
-        if verdict.damaged and isinstance(verdict.item, Inode) and verdict.entry is not None:
-            self._resend(verdict.item, verdict.entry)
-        else:
-            self._retire(verdict.item, verdict.entry)
-
-    def _retire(self, item: Item, entry: Entry | None) -> None:
-        """A listing settles an overlay item, or what one hides. The caller holds the lock."""
-        if self.overlay.get(item.path) is item:
-            self.overlay.pop(item.path)
-        if isinstance(item, Tombstone):
-            self.journal.drop_tombstone(item.path)
-            return
-        if item.is_dir:
-            self.journal.drop_folder(item.path)
-            return
-        with item.lock:
-            if item.state is WriteState.STORED and item.attr.ino is not None:
-                with self.journal.transaction():
-                    self.journal.drop_file(item.attr.ino)
-                    self._confirm(item, entry)
-            same = entry is not None and item.entry is not None and entry.fingerprint == item.entry.fingerprint
-            if item.opens and item.state is WriteState.CLEAN:
-                if same:
-                    self.overlay.put(item.path, item)  # still open: new opens share it
-                else:
-                    item.replaced = not item.unlinked
-
-    def _resend(self, inode: Inode, entry: Entry) -> None:
-        """The service has lost bytes of what it acknowledged: they are still here. The caller holds the lock."""
-        log.warning("/%s: the service lists %d bytes of %d; it is uploaded again", inode.path, entry.size, inode.size)
-        with inode.lock:
-            inode.transition("damaged")
-            self.writeback.enqueue(inode)
-
-    def _confirm(self, inode: Inode, entry: Entry | None) -> None:
-        """The service lists what we stored, or what others did after us; None: they removed it.
-
-        The caller holds both locks.
-        """
-        assert inode.content is not None
-        if entry is not None and is_ours(inode, entry):
-            self.datacache.accept_as(entry, inode.content)
-            inode.attr.version = entry.fingerprint
-            self.keep_attr(inode.path, inode.attr)
-        else:
-            inode.unlinked = True
-            self._drop_content(inode)
-        inode.transition("confirmed")
-        inode.rebase(entry, uploaded=False, at=self.monotonic())
-        inode.closed_size = None
-
-    def _drop_content(self, inode: Inode) -> None:
+    def drop_content(self, inode: Inode) -> None:
         if inode.opens == 0:
             for content in (inode.content, inode.closed_content):
                 if content is not None:
@@ -213,56 +147,30 @@ class Tree:
     def getattr(self, path: str) -> Attr:
         node = self.lookup(path)
         with self.lock:
-            return self.attr(path, node)
-
-    def attr(self, path: str, node: Node) -> Attr:
-        entry = node.entry if isinstance(node, Inode) else node
-        local = node.attr if isinstance(node, Inode) else self.attrs.get(path)
-        folder = is_dir(node)
-        perm = (0o755 if folder else 0o644) & ~self._owner.umask
-        mtime = entry.mtime_ns if entry is not None and entry.mtime_ns is not None else self._born_ns
-        atime, uid, gid = mtime, self._owner.uid, self._owner.gid
-        ino = local.ino if local is not None and local.ino else self.attrs.ino(path)
-        if local is not None:
-            perm = perm if local.perm is None else local.perm
-            uid = uid if local.uid is None else local.uid
-            gid = gid if local.gid is None else local.gid
-            if folder or local.version is None or entry is None or local.version == entry.fingerprint:
-                mtime = mtime if local.mtime_ns is None else local.mtime_ns
-                atime = mtime if local.atime_ns is None else local.atime_ns
-        if folder:
-            mtime = max(mtime, self._touched.get(path, 0))
-        kind = stat.S_IFDIR if folder else stat.S_IFREG
-        return Attr(ino, kind | perm, 0 if folder else node.size, mtime, atime, mtime, uid, gid)
+            return self.attributes.of(path, node)
 
     def set_attr(self, path: str, **changes: int) -> None:
         """Keep `perm`, `uid`, `gid`, `mtime_ns`, `atime_ns` (those given) of a path here."""
         node = self.lookup(path)
         with self.lock:
-            local = replace(self.local_attr(path, node))
+            local = replace(self.attributes.local(path, node))
             if {"mtime_ns", "atime_ns"} & changes.keys():
-                local.version = stored_version(node)
+                local.version = stored_fingerprint(node)
             for name, value in changes.items():
                 setattr(local, name, value)
             if isinstance(node, Inode):
                 with node.lock:
                     node.attr = local
-            self.keep_attr(path, local)
+            self.attributes.keep(path, local)
             if "mtime_ns" in changes:
-                self._touched.pop(path, None)
-
-    def local_attr(self, path: str, node: Node) -> LocalAttr:
-        """The attributes kept here for a path. The caller holds the lock."""
-        if isinstance(node, Inode):
-            return node.attr
-        return self.attrs.get(path) or LocalAttr()
+                self.attributes.untouch(path)
 
     # -- open and close ----------------------------------------------------------------------------------
 
     def open(self, path: str, *, write: bool, truncate: bool = False) -> Inode:
         """The inode of a file, counted as open once more. Raises IsDirectory or as `lookup`."""
         node = self.lookup(path)
-        if is_dir(node):
+        if node.is_dir:
             raise IsDirectory(f"/{path}")
         with self.lock:
             inode = self.inode_of(path, node)
@@ -296,7 +204,7 @@ class Tree:
             node = node.entry if not node.unlinked and node.entry is not None and node.path == path else None
         if isinstance(item, Tombstone) or node is None:
             raise NotFound(f"/{path}")  # it went while the listing was fetched
-        attr = replace(self.attrs.get(path) or LocalAttr(), ino=self.attrs.ino(path))
+        attr = replace(self.attributes.get(path) or LocalAttr(), ino=self.attributes.ino(path))
         inode = Inode(path, is_dir=node.is_dir, entry=node, attr=attr)
         inode.based_at = self.monotonic()
         self.overlay.put(path, inode)
@@ -344,7 +252,7 @@ class Tree:
                         inode.content.release()
                     inode.pinned = False
                     if inode.unlinked:
-                        self._drop_content(inode)
+                        self.drop_content(inode)
                     elif not inode.has_local_truth and self.overlay.get(inode.path) is inode:
                         self.overlay.pop(inode.path)
 
@@ -361,7 +269,7 @@ class Tree:
                 raise WrongState(f"/{inode.path} is open")
             self.overlay.pop(inode.path)
             self.detach(inode)
-            self.forget_attr(inode.path)
+            self.attributes.forget(inode.path)
         self.dcache.invalidate(paths.parent(inode.path))
 
     def replacing_size(self, inode: Inode) -> int | None:
@@ -389,18 +297,6 @@ class Tree:
         self.journal.on_rollback(self.writeback.snapshot(inode))
         self.journal.on_rollback(inode.snapshot())
 
-    def touch(self, directory: str) -> None:
-        """Names in a directory have changed: so does its mtime."""
-        self._touched[directory] = self.now_ns()
-
-    def forget_attr(self, path: str) -> None:
-        self.attrs.pop(path)
-        self.journal.drop_attr(path)
-
-    def keep_attr(self, path: str, attr: LocalAttr) -> None:
-        self.attrs.put(path, attr)
-        self.journal.save_attr(path, attr)
-
     def detach(self, inode: Inode) -> None:
         """The inode, taken from the overlay, has no name any more."""
         self.keep_for_undo(inode)
@@ -410,17 +306,17 @@ class Tree:
             if inode.attr.ino is not None:
                 self.journal.drop_file(inode.attr.ino)
             if inode.state is not WriteState.CLEAN:
-                self._drop_content(inode)
+                self.drop_content(inode)
 
     def keep_folder(self, path: str, listing: Listing) -> None:
         """A folder that was just emptied stays, as on any filesystem, though the service forgets it."""
-        self.touch(path)
+        self.attributes.touch(path)
         if path == paths.ROOT or isinstance(self.overlay.get(path), Inode):
             return
         hidden = len(self.overlay.inside(path))
         if len(listing.names) > hidden or any(True for _ in self.overlay.merge(path, listing.names)):
             return
-        attr = self.attrs.get(path) or LocalAttr(ino=self.attrs.ino(path), mtime_ns=self.now_ns())
+        attr = self.attributes.get(path) or LocalAttr(ino=self.attributes.ino(path), mtime_ns=self.now_ns())
         self.overlay.put(path, Inode(path, is_dir=True, entry=unknown_folder(path), attr=attr))
         self.journal.save_folder(path)
 
@@ -439,16 +335,3 @@ class Tree:
                 if isinstance(folder, Inode) and folder.is_dir and folder.entry is None:
                     folder.entry = unknown_folder(path)
                 path = paths.parent(path)
-
-
-def is_dir(node: Node) -> bool:
-    return node.is_dir
-
-
-def stored_version(node: Node) -> tuple[int, int, int] | None:
-    """The service's version that a node's times belong to; None while it is ours alone, and for folders."""
-    if isinstance(node, Inode):
-        entry = node.entry if node.state is WriteState.CLEAN else None
-    else:
-        entry = node
-    return None if entry is None or entry.is_dir else entry.fingerprint

@@ -81,7 +81,7 @@ def test_an_upload_survives_a_full_disk_at_its_start(
 def test_a_renames_delete_survives_a_full_disk_at_the_end_of_the_upload(
     box: Sandbox, files: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cloudsimfs.writeback.deletes.HOLD", 0.2)
+    monkeypatch.setattr("cloudsimfs.writeback.deletes.DELETE_DELAY", 0.2)
     box.put("a", b"bytes")
     fail_once(monkeypatch, files.journal, "save_file", lambda row: row.state == "stored")
     files.rename("a", "b")
