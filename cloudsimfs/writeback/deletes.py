@@ -37,7 +37,7 @@ class PendingDeletes:
         self._last = 0.0  # when one was last asked for, monotonic seconds; guarded by the queue's lock
         self._given_up: dict[str, str] = {}  # paths, and why; guarded by the queue's lock
 
-    # -- what is asked for -------------------------------------------------------------------------------
+    # -- what the namespace asks for ------------------------------------------------------------------------
 
     def add(self, tombstone: Tombstone, *, after: Iterable[Inode] = ()) -> None:
         """Delete what the tombstone names, once all of `after` is stored or removed, and journal that."""
@@ -74,7 +74,7 @@ class PendingDeletes:
         self._journal.save_tombstone(row)
 
     def call_off(self, tombstone: Tombstone) -> bool:
-        """The name is wanted again. False if that may be too late: its delete had begun, or is done."""
+        """The name is used again: do not delete it. False if that may be too late: the delete had begun or ended."""
         with self._queue.lock:
             job = self._jobs.pop(tombstone, None)
             if job is None:
@@ -87,9 +87,9 @@ class PendingDeletes:
             self._queue.put(self._new_job_locked(tombstone), delay=DELETE_DELAY)
 
     def release(self, inode: Inode) -> None:
-        """The inode is stored, or will never be: deletes need not wait for it any longer.
+        """The inode is stored, or never will be: no delete waits for it any longer.
 
-        Their rows go on naming it: replay does not wait for such a one.
+        The journal's rows still name it: replay does not wait for an inode that is stored or gone.
         """
         with self._queue.lock:
             waiting = [tombstone for tombstone in self._jobs if inode in tombstone.after]

@@ -1,4 +1,4 @@
-"""Which contents still fetch from a path: before it is overwritten or deleted, each is completed.
+"""Contents that still fetch from a path: each is completed before that path is overwritten or deleted.
 
 Lock: `_lock` protects the table and is a leaf; nothing is fetched under it.
 """

@@ -33,7 +33,7 @@ class Fsyncer:
         self._thread.start()
 
     def stop(self) -> None:
-        """A last round, so that an unmount leaves nothing to a power loss."""
+        """Sync once more, so that a power loss after the unmount costs nothing."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()

@@ -103,7 +103,7 @@ class WorkQueue:
                 self._push_locked(job)
 
     def release(self, job: Job) -> None:
-        """The job need not be held any longer."""
+        """The job is not held any longer: it runs when it is due."""
         with self.lock:
             job.held = False
             self._push_locked(job)
@@ -129,7 +129,7 @@ class WorkQueue:
         timeout: float | None = None,
         interrupted: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Run the jobs that `select` names now, as if none had failed before, and wait for them.
+        """Run the jobs that `select` picks now, as if none had failed before, and wait for them.
 
         Raises TryAgain as soon as one of them fails, NotFinished after `timeout` seconds, or when the queue stops,
         Cancelled when `interrupted` says so.
@@ -198,12 +198,12 @@ class WorkQueue:
         """The running job that must end before this one may start."""
         path = job.path
         while path:
-            found = self._running.get(path)
-            if found is not None:
-                return found
+            blocker = self._running.get(path)
+            if blocker is not None:
+                return blocker
             path = paths.parent(path)
         if job.whole_folder:
-            return next((run for run in self._running.values() if paths.is_within(run.path, job.path)), None)
+            return next((other for other in self._running.values() if paths.is_within(other.path, job.path)), None)
         return None
 
     def _finished(self, job: Job, error: str) -> None:

@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 WORKERS = 16  # uploads and deletes at the same time; small files are two round trips each
 LARGE = 64 << 20  # bytes; a new file so large is uploaded after a quarter of the delay
 RELEASE_BOUND = 2.0  # seconds the kernel may take from close(2) to release
-FSYNC_LOOK = 0.25  # seconds between looks whether who waits in fsync(2) was interrupted
+FSYNC_LOOK = 0.25  # seconds between looks whether a caller of fsync(2) was interrupted
 FSYNC_STALL = 60.0  # seconds fsync(2) waits while nothing is sent
 
 
@@ -156,13 +156,14 @@ class Writeback:
     def _check_online(self, jobs: list[Job]) -> None:
         """Raises Unreachable if these will never run in this mount."""
         if self._offline and jobs:
-            raise Unreachable(f"this mount is offline: {_told(jobs)} for the next online mount")
+            raise Unreachable(f"this mount is offline: {_who_waits(jobs)} for the next online mount")
 
     def _wait_for(self, job: Job, interrupted: Interrupted) -> None:
+        """Wait until the job has ended. Raises as `store`."""
         sent, since = job.sent, self._clock.monotonic()
         while True:
             try:
-                self.queue.drain(lambda jobs: [each for each in jobs if each is job], timeout=FSYNC_LOOK)
+                self.queue.drain(lambda jobs: [job] if job in jobs else [], timeout=FSYNC_LOOK)
                 return
             except NotFinished:
                 if interrupted():
@@ -191,8 +192,10 @@ class Writeback:
                 self.queue.put(job, delay=delay)
 
     def _delay_of(self, inode: Inode) -> float:
-        """Seconds. What a delay saves is a call if the file is written again; a large new one seldom is, and its
-        upload takes long. Some delay is left for those who write a file and then rename it.
+        """Seconds from the last close to the upload.
+
+        A delay saves a call if the file is written again. A large new file seldom is, and its upload takes long:
+        it waits only for those who write a file and then rename it.
         """
         is_new = inode.entry is None and not inode.uploaded
         return self._delay / 4 if is_new and inode.size >= LARGE else self._delay
@@ -215,30 +218,30 @@ class Writeback:
         return put_back
 
     def cancel(self, inode: Inode) -> bool:
-        """Nothing is to be uploaded of the inode; the rest as `call_off`."""
+        """Nothing of the inode is pending any more, nor refused. Returns as `call_off`."""
         with self.queue.lock:
             self._closing.discard(inode)
             self._refused.pop(inode, None)
             return self.call_off(inode)
 
     def removed(self, inode: Inode) -> None:
-        """The inode was unlinked here: no upload, and nothing waits for one."""
+        """The inode was unlinked here: it is not uploaded, and no delete waits for that."""
         self.cancel(inode)
         self.deletes.release(inode)
 
     def call_off(self, inode: Inode) -> bool:
-        """No upload of the inode under its present name.
+        """Take back the inode's upload under its present name.
 
-        True if that comes too late to be sure: it had begun and may yet be stored there.
+        True if that may be too late: the upload had begun, and its bytes may yet be stored there.
         """
         with self.queue.lock:
             job = self._uploads.pop(inode, None)
             return job is not None and not self.queue.cancel(job)
 
     def conclude(self, job: Job, inode: Inode) -> bool:
-        """The job's upload has ended: journal that the inode is stored, and let go what waited for it.
+        """The job's upload has ended: journal that the inode is stored, and release the deletes that waited for it.
 
-        False if it was changed or renamed just now: what waits for it then waits for that.
+        False if it was changed or renamed meanwhile: those deletes go on waiting, for its next upload.
         """
         with inode.lock:
             is_stored = inode.is_stored
@@ -266,7 +269,7 @@ class Writeback:
     def drain(
         self, folder: str = paths.ROOT, *, timeout: float | None = None, interrupted: Interrupted = never
     ) -> None:
-        """Wait until all below `folder` is on the service and the service knows (docs/architecture.md, invariant 8).
+        """Wait until all below `folder` is stored, and listed by the service (docs/architecture.md, invariant 8).
 
         Raises TryAgain as soon as an operation below has failed, or when `timeout` seconds have passed, WrongState if
         a file that was closed or synced is still open for writing, Cancelled if `interrupted` says so, Unreachable if
@@ -288,7 +291,7 @@ class Writeback:
             raise TryAgain(f"{refused[0]}; write it again, or remove it")
 
     def _wait_for_releases(self, folder: str) -> None:
-        """close(2) returns before the kernel's release, which queues the upload, has come."""
+        """close(2) returns before the kernel sends the release that queues the upload: wait for it."""
         deadline = self._clock.monotonic() + RELEASE_BOUND
         with self.queue.lock:
             while open_files := [
@@ -299,7 +302,7 @@ class Writeback:
                 self.queue.lock.wait(0.01)
 
     def _awaited(self, jobs: list[Job], folder: str) -> list[Job]:
-        """Those a drain of `folder` waits for: all uploads inside, and what `PendingDeletes.awaited` names."""
+        """The jobs a drain of `folder` waits for: all uploads inside, and what `PendingDeletes.awaited` names."""
         with self.queue.lock:
             needed = self.deletes.awaited(folder, self._uploads)
             return [
@@ -312,7 +315,7 @@ class Writeback:
             return any(not upload.error for upload in self._uploads.values())
 
     def may_be_unlisted(self) -> None:
-        """The service may have stored something lately that its listings do not show yet: it is to renew them."""
+        """The service may have stored something lately that its listings do not show yet: have it renew them."""
         self.view_cache.went_stale()
 
     def refused(self) -> list[str]:
@@ -321,11 +324,11 @@ class Writeback:
             return list(self._refused.values())
 
     def pending(self) -> list[Job]:
-        """What is not on the service yet, for `status`."""
+        """The jobs that have not ended."""
         return self.queue.pending()
 
 
-def _told(jobs: list[Job]) -> str:
+def _who_waits(jobs: list[Job]) -> str:
     """As "2 files and 1 delete wait"."""
     files = sum(job.kind == "upload" for job in jobs)
     counts = [(files, "file"), (len(jobs) - files, "delete")]

@@ -1,8 +1,9 @@
-"""The service's cache of listings (v2), which does not show what was uploaded until it is deleted.
+"""The service's cache of listings (v2): until it is deleted, it does not show what was uploaded.
 
-That is done once after a burst of uploads, or when somebody waits for it. Where there is none (v1), all this is free.
+It is deleted once after a burst of uploads, or as soon as somebody waits for it. v1 has no such cache: then nothing
+here costs a call.
 
-Locks: the queue's lock protects the counters and is a leaf; `_telling` is held over the call, by jobs only, and comes
+Locks: the queue's lock protects the counters and is a leaf; `_calling` is held over the call, by jobs only, and comes
 before it.
 """
 
@@ -33,11 +34,11 @@ class ViewCache:
         self._in_burst = in_burst
         self._queue = WorkQueue(clock=clock, workers=1, name="service-cache")
         self._ended = 0  # uploads that have ended; guarded by the queue's lock
-        self._told = 0  # how many of them the service knows; guarded by the queue's lock
-        self._wanted = 0  # how many it is to know without delay, for somebody waits; guarded by the queue's lock
+        self._shown = 0  # how many of them the service's listings show; guarded by the queue's lock
+        self._wanted = 0  # how many they are to show without delay, for somebody waits; guarded by the queue's lock
         # Held during the call, so that a second caller finds the work done.
-        self._telling = threading.Lock()
-        self.invalidated_at = 0.0  # monotonic seconds: listings asked for before do not know our uploads
+        self._calling = threading.Lock()
+        self.invalidated_at = 0.0  # monotonic seconds: listings asked for before lack our uploads
 
     def start(self) -> None:
         """After the process has forked."""
@@ -54,10 +55,10 @@ class ViewCache:
 
     def invalidate(self) -> None:
         """Delete the service's cache now, if uploads have ended since it was last deleted."""
-        with self._telling:
+        with self._calling:
             with self._queue.lock:
                 ended = self._ended
-                if self._told == ended:
+                if self._shown == ended:
                     return
             try:
                 self._client.delete_cache(urgency=Urgency.BACKGROUND)
@@ -69,13 +70,13 @@ class ViewCache:
                     self._put_job_locked()
                 raise
             with self._queue.lock:
-                self._told = ended
+                self._shown = ended
 
     def drain(self, *, timeout: float | None, interrupted: Interrupted) -> None:
-        """Wait until the service knows all uploads that have ended. Raises as `WorkQueue.drain`."""
+        """Wait until the service's listings show all uploads that have ended. Raises as `WorkQueue.drain`."""
         with self._queue.lock:
             wanted = self._wanted = self._ended
-        self._queue.drain(lambda jobs: jobs if self._told < wanted else [], timeout=timeout, interrupted=interrupted)
+        self._queue.drain(lambda jobs: jobs if self._shown < wanted else [], timeout=timeout, interrupted=interrupted)
 
     def _put_job_locked(self) -> None:
         if all(job.running for job in self._queue.pending()):  # a running one may have come too early
@@ -83,9 +84,9 @@ class ViewCache:
 
     def _run(self, job: Job) -> None:
         with self._queue.lock:
-            if self._told == self._ended:
+            if self._shown == self._ended:
                 return
-            somebody_waits = self._told < self._wanted
+            somebody_waits = self._shown < self._wanted
         if not somebody_waits and self._in_burst():
             job.again = BURST_LOOK
             return
