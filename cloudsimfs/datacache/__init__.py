@@ -1,5 +1,6 @@
-"""The bytes of files on this disk: sparse files, which of their ranges are there, a limit on all, and eviction.
+"""The bytes of files on this disk: sparse files, which of their ranges are present, the limit on all, and eviction.
 
-Called by the namespace and by uploads; fetches what is missing through `prefetch`.
-Locks: `Content.lock`, one a file, before `DataCache._lock` (the tables and the count of bytes); disk I/O only.
+The namespace (`vfs`) and the write-back call it. It fetches missing bytes through `prefetch`.
+Locks: Content.lock, one for each file and its fetcher, then DataCache._lock (the tables and the count of bytes). Both
+come after Inode.lock, and are held over local disk I/O only.
 """

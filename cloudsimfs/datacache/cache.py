@@ -28,7 +28,7 @@ from cloudsimfs.errors import NoSpace
 from cloudsimfs.host.disk import copy_file, disk_failure, disk_usage
 from cloudsimfs.host.files import fsync_path, make_private
 from cloudsimfs.prefetch.pool import FetchPool
-from cloudsimfs.prefetch.readahead import MOST_AHEAD
+from cloudsimfs.prefetch.readahead import MAX_AHEAD
 from cloudsimfs.prefetch.source import Source
 from cloudsimfs.service import Client
 from cloudsimfs.service.model import Entry
@@ -44,7 +44,7 @@ class DataCache:
 
     def __init__(self, directory: Path, *, limit: int, client: Client) -> None:
         self.pool = FetchPool()
-        self.most_ahead = min(MOST_AHEAD, max(1 << 20, limit // 16))
+        self.max_ahead = min(MAX_AHEAD, max(1 << 20, limit // 16))
         self._client = client
         self._limit = limit
         self._lock = threading.Lock()

@@ -25,7 +25,7 @@ from cloudsimfs.errors import BadHandle, Cancelled, CloudsimfsError, NoSpace, Se
 from cloudsimfs.host.disk import SLICE
 from cloudsimfs.prefetch.fetcher import CacheSpace, Fetcher, Waiter
 from cloudsimfs.prefetch.ranges import RangeSet
-from cloudsimfs.prefetch.readahead import MOST_AHEAD, MOST_PIECE, Window
+from cloudsimfs.prefetch.readahead import MAX_AHEAD, MAX_PIECE, Window
 from cloudsimfs.prefetch.source import Source
 from cloudsimfs.waiting import Interrupted, never
 
@@ -271,8 +271,8 @@ class Content:
                 hole = next(iter(self._file.missing_locked(0, remote_end)), None)
                 if hole is None or self._fetcher is None:
                     return
-                start, end = hole[0], min(hole[1], hole[0] + MOST_PIECE)
-                window = Window(start, min(remote_end, start + MOST_AHEAD), MOST_PIECE)
+                start, end = hole[0], min(hole[1], hole[0] + MAX_PIECE)
+                window = Window(start, min(remote_end, start + MAX_AHEAD), MAX_PIECE)
                 waiter = self._want_locked(self._fetcher, start, end, window)
             if waiter is not None:
                 self._fetcher.wait(waiter, interrupted)

@@ -1,5 +1,5 @@
-"""Fetching a version's bytes from the service: ranges, read-ahead, requests that are split, shared and given up.
+"""Fetching a version's bytes from the service: ranges, read-ahead, and requests that are split, shared and given up.
 
-Called by the data cache alone, whose contents are the targets.
-Locks: a fetcher uses its target's `Content.lock`; the pool's own lock is a leaf.
+Only the data cache calls it. A fetcher fills the data cache's sparse files through a protocol (`fetcher.Target`).
+Locks: fetchers use their target's lock (Content.lock). The locks of the pool and of a source are leaves below it.
 """

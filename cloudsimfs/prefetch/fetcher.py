@@ -1,10 +1,10 @@
-"""Getting a file's absent bytes: many range requests, and readers that wait for their bytes only.
+"""Fetching a file's missing bytes: many range requests, and readers that wait for their own bytes only.
 
-A `Fetcher` knows what is under way for one file, and who waits for it; a request is a `Flight`. What is under way is
-not asked for twice; a reader is woken when its bytes are there, or when the flight that was to bring them has failed.
+A `Fetcher` knows what is under way for one file, and who waits for it. A request is a `Flight`. Bytes under way are
+not asked for twice. A reader is woken when its bytes are there, or when the flight that was to bring them has failed.
 
-Locks: a Fetcher's fields are guarded by its target's lock (Content.lock), methods ending in `_locked` need it held.
-It is not held across the network.
+Locks: the target's lock (Content.lock) guards a Fetcher's fields; methods ending in `_locked` need it held. It is not
+held across the network. Order: Content.lock, then the lock of the pool or of the source, which are leaves.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from cloudsimfs.waiting import Interrupted, never, wait_for
 
 log = logging.getLogger(__name__)
 
-ATTEMPTS = 4  # requests without a byte until a flight is given up
-BUFFER = 1 << 19  # bytes a thread receives at once, at most
-PAUSE = 0.2  # seconds before the second of them; then twice as long each time
+FLIGHT_ATTEMPTS = 4  # requests in a row that bring no byte, until a flight is given up
+RETRY_PAUSE = 0.2  # seconds before the second of them; twice as long before each further one
+RECEIVE_BUFFER = 1 << 19  # bytes that a thread receives at once, at most
 READ_STALL = 60.0  # seconds a read waits while nothing of its file arrives
 
 
 class Target(Protocol):
-    """What a Fetcher fetches for."""
+    """What a Fetcher fills: the file, and which of its bytes are missing."""
 
     lock: threading.Lock
 
     def missing_locked(self, start: int, end: int) -> Iterable[tuple[int, int]]:
-        """The parts of `[start, end)` that are to be fetched."""
+        """The parts of `[start, end)` that only the service has."""
 
     def is_missing_locked(self, start: int, end: int) -> bool:
         """Whether there is any such part."""
@@ -58,14 +58,14 @@ class Target(Protocol):
         """Where the version's bytes end."""
 
     def fill(self, position: int, block: bytes | memoryview, etag: str | None) -> bool:
-        """Keep fetched bytes of the version with this ETag where they are missing; False if nobody wants them now."""
+        """Keep fetched bytes of the version with this ETag where they are missing; False if nobody wants them."""
 
 
 class CacheSpace(Protocol):
     """What fetching needs of the cache that all targets share."""
 
     pool: FetchPool
-    most_ahead: int  # bytes fetched ahead of one reader, at most
+    max_ahead: int  # bytes fetched ahead of one reader, at most
 
     def reserve(self, size: int) -> AbstractContextManager[None]:
         """Space for bytes while they are being kept. Entering it raises NoSpace."""
@@ -88,7 +88,7 @@ class Waiter:
 
 
 class Flight:
-    """A request under way: `[position, end)` is still to come."""
+    """A request under way: `[position, end)` has not come yet."""
 
     __slots__ = ("cancelled", "end", "position", "reserved", "start", "whole", "work")
 
@@ -98,8 +98,8 @@ class Flight:
         self.end = end
         self.work = work
         self.cancelled = False
-        self.whole = False  # the server ignores ranges: it brings everything
-        self.reserved = ExitStack()  # room in the cache for its bytes, until it has landed
+        self.whole = False  # the server ignores ranges, so this flight brings the whole file
+        self.reserved = ExitStack()  # space in the cache for its bytes, until it has landed
 
 
 class Fetcher:
@@ -110,19 +110,22 @@ class Fetcher:
         self._target = target
         self._space = space
         self._pool = space.pool
-        self._readahead = Readahead(space.most_ahead)
+        self._readahead = Readahead(space.max_ahead)
         self._flights: list[Flight] = []
         self._waiters: list[Waiter] = []
-        self._arrived = 0.0  # monotonic seconds: the last time bytes came
+        self._arrived = 0.0  # when bytes came last, in monotonic seconds
 
     # -- readers -----------------------------------------------------------------------------------------
 
     def plan_locked(self, start: int, end: int) -> Window:
-        """A read of `[start, end)`: what is worth having now."""
+        """The window worth having for a read of `[start, end)`."""
         return self._readahead.plan(start, end, self._target.remote_end_locked(), self._pool.share())
 
     def want_locked(self, start: int, end: int, window: Window) -> Waiter | None:
-        """Have `[start, end)` fetched, and of the window what may be; None if all of that range is there."""
+        """Have `[start, end)` fetched, and as much of the window as there are requests for.
+
+        Returns the waiter for that range, or None if all of it is there.
+        """
         missing = self._target.is_missing_locked(start, end)
         if missing or window.fresh:
             self._launch_missing_locked(start, end, window)
@@ -154,14 +157,14 @@ class Fetcher:
             raise waiter.error
 
     def busy_locked(self) -> RangeSet:
-        """What readers wait for, what is on its way, and what will be read next."""
-        found = RangeSet((waiter.start, waiter.end) for waiter in self._waiters)
+        """The ranges that readers wait for, those under way, and those that will be read next."""
+        busy = RangeSet((waiter.start, waiter.end) for waiter in self._waiters)
         for start, end in [*self._coming_locked(), *self._readahead.windows()]:
-            found.add(start, end)
-        return found
+            busy.add(start, end)
+        return busy
 
     def cancel_locked(self) -> None:
-        """Nobody reads any more: what is under way ends with its next block."""
+        """Nobody reads any more: each flight ends with its next block."""
         for flight in self._flights:
             flight.cancelled = True
 
@@ -179,7 +182,7 @@ class Fetcher:
                 for first, last in cut(*hole, window.piece):
                     if last <= start:
                         continue
-                    if first >= end:  # ahead: may wait, and a short request is not worth making yet
+                    if first >= end:  # ahead of the reader: it may wait, and a short request is not worth making yet
                         short = last - first < window.piece and last == high < self._target.remote_end_locked()
                         if short or free <= 0:
                             return
@@ -187,7 +190,7 @@ class Fetcher:
                     self.launch_locked(first, last, self._transfer)
 
     def launch_locked(self, start: int, end: int, work: Callable[[Flight], None]) -> None:
-        """Have `work` bring `[start, end)`, or else whatever is missing of it will be asked for anew."""
+        """Have `work` bring `[start, end)` on a thread of the pool. What it leaves missing is asked for again."""
         flight = Flight(start, end, work)
         self._pool.submit(lambda: self._fly(flight))
         if not self._flights:
@@ -212,7 +215,7 @@ class Fetcher:
         if not self._flights:
             self._pool.count_file(-1)
         if flight.cancelled:
-            error = None  # who waits has come since: it asks anew
+            error = None  # whoever waits came after the cancellation, and asks again
         for waiter in list(self._waiters):
             if waiter.start >= flight.end or flight.start >= waiter.end:
                 continue
@@ -222,7 +225,7 @@ class Fetcher:
                 waiter.finish(error if failed else None)
 
     def _transfer(self, flight: Flight) -> None:
-        """Bring the flight's bytes, going on where a connection broke. Raises CloudsimfsError."""
+        """Bring the flight's bytes, and go on where a connection broke. Raises CloudsimfsError."""
         self.reserve(flight, flight.end - flight.start)
         failures = 0
         while True:
@@ -245,15 +248,15 @@ class Fetcher:
                 raise Stale(f"/{self.source.entry.path}: {error}") from error
             except (BadReply, Unreachable, TimedOut) as error:
                 failures = failures + 1 if flight.position <= before else 1
-                # a request that could not even be opened was tried several times already
+                # the client has already retried a request that could not even be opened
                 final = not opened and not isinstance(error, BadReply)
-                if final or failures >= ATTEMPTS or flight.cancelled:
+                if final or failures >= FLIGHT_ATTEMPTS or flight.cancelled:
                     raise _final(error, self.source.entry, opened=opened) from error
-                log.info("/%s: from byte %d on again: %s", self.source.entry.path, flight.position, error)
-            time.sleep(backoff.pause(failures, first=PAUSE))
+                log.info("/%s: asking again from byte %d on: %s", self.source.entry.path, flight.position, error)
+            time.sleep(backoff.pause(failures, first=RETRY_PAUSE))
 
     def _takes_whole(self, flight: Flight) -> bool:
-        """The server sends everything: one flight takes it; False for the others. Raises NoSpace."""
+        """The server sends the whole file: one flight takes it, for the others this is False. Raises NoSpace."""
         with self._target.lock:
             if any(other.whole for other in self._flights if other is not flight and not other.cancelled):
                 return False
@@ -269,7 +272,7 @@ class Fetcher:
         flight.reserved.enter_context(self._space.reserve(size))
 
     def arrive(self, flight: Flight, position: int, block: bytes | memoryview) -> bool:
-        """Keep a block and wake who has all its bytes now. False if nobody wants more."""
+        """Keep a block, and wake the readers that have all their bytes now. False if nobody wants more."""
         kept = not flight.cancelled and self._target.fill(position, block, self.source.etag)
         with self._target.lock:
             if not kept:
@@ -286,16 +289,16 @@ class Fetcher:
 
 
 def _buffer() -> memoryview:
-    """This thread's own."""
-    if not hasattr(_own, "buffer"):
-        _own.buffer = memoryview(bytearray(BUFFER))
-    found: memoryview = _own.buffer
-    return found
+    """This thread's own receive buffer."""
+    if not hasattr(_thread, "buffer"):
+        _thread.buffer = memoryview(bytearray(RECEIVE_BUFFER))
+    buffer: memoryview = _thread.buffer
+    return buffer
 
 
-_own = threading.local()
+_thread = threading.local()
 
 
 def _final(error: ServiceError, entry: Entry, *, opened: bool) -> ServiceError:
-    """A data connection's failure is EIO for the reader; the API's own failures keep their errno."""
+    """The error for readers: EIO if a data connection failed, else the API's own failure with its errno."""
     return ServiceError(f"/{entry.path}: {error}") if opened else error

@@ -14,9 +14,9 @@ from cloudsimfs.errors import Cancelled
 
 log = logging.getLogger(__name__)
 
-MAX_THREADS = 64  # requests at the same time, for all files
-MAX_AHEAD = 32  # of those, requests ahead of readers
-MAX_AHEAD_EACH = 16  # of those, requests for one file
+FETCH_THREADS = 64  # requests at the same time, for all files
+REQUESTS_AHEAD = 32  # of those, requests ahead of readers
+REQUESTS_AHEAD_PER_FILE = 16  # of those, requests for one file
 
 
 class FetchPool:
@@ -43,7 +43,7 @@ class FetchPool:
             if self._closed:
                 raise Cancelled("unmounted")
             self._busy += 1
-            start = self._threads < min(self._busy, MAX_THREADS)
+            start = self._threads < min(self._busy, FETCH_THREADS)
             self._threads += start
             self._jobs.put(job)
         if start:
@@ -66,4 +66,4 @@ class FetchPool:
     def share(self) -> int:
         """How many requests ahead of its readers one file may have under way now: files share them equally."""
         with self._lock:
-            return min(MAX_AHEAD_EACH, MAX_AHEAD // max(1, self._files))
+            return min(REQUESTS_AHEAD_PER_FILE, REQUESTS_AHEAD // max(1, self._files))

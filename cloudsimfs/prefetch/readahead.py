@@ -1,39 +1,40 @@
-"""Which bytes to ask for when some are wanted: readers that go on get growing windows, others small blocks.
+"""Which bytes to ask for when some are read: sequential readers get growing windows, others small blocks.
 
-    up to WHOLE bytes       the whole file in one request
-    one from the start      likely wants all: as much as it has already read, and up to START_SURE twice as much
-    a reader that goes on   from where it reads on, half as much as it has already read, later more: whoever stops
-                            has cost less than twice its bytes, with what the kernel asks for around them
-    anybody else            aligned blocks around what was asked for
+    a file up to WHOLE_FILE    the whole file in one request
+    a reader from offset 0     the whole file is assumed to be wanted: as much ahead as it has read, and twice as much
+                               at first (START_SURE)
+    a sequential reader        half as much ahead as it has read, later three quarters: if it stops, less than twice
+                               its bytes were fetched, including what the kernel asks for around them
+    any other reader           aligned blocks around what it reads
 
-The kernel sends a sequential reader's requests several at once and out of order, and several readers may share one
-file: so reads are matched to streams by place, not by handle. Pure arithmetic, not thread-safe by itself.
+The kernel sends the requests of a sequential reader several at once and out of order, and several readers may share
+one file. So reads are matched to streams by offset, not by handle. Pure arithmetic, not thread-safe by itself.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-WHOLE = 4 << 20  # bytes; up to here a file comes in one request
-BLOCK = 32 << 10  # bytes; random reads are rounded to this
-LEAST = 64 << 10  # bytes fetched for a random read
-FIRST_AHEAD = 256 << 10  # bytes ahead of a reader that begins to go on
-START_AHEAD = 1 << 20  # the same for one that begins at the file's start
-START_SURE = 8 << 20  # bytes up to which twice as much is fetched ahead of that one as it has read
-SURE = 2 << 20  # bytes after which a reader is likely to go on for long
-MOST_AHEAD = 64 << 20  # bytes ahead of any reader
-LARGE_READ = 128 << 10  # bytes; the kernel begins with this for who reads large parts (fuse(4), max_readahead)
-SLACK = 512 << 10  # bytes by which the requests of one reader come out of order
-STREAMS = 16  # readers of one file told apart
-LEAST_PIECE, MOST_PIECE = 384 << 10, 4 << 20  # bytes of one request
-PIECES = 16  # requests a window is cut into, at most
+WHOLE_FILE = 4 << 20  # bytes; up to this size a file comes in one request
+RANDOM_BLOCK = 32 << 10  # bytes; random reads are rounded to this
+MIN_RANDOM = 64 << 10  # bytes fetched for a random read
+FIRST_AHEAD = 256 << 10  # bytes ahead of a reader that has just become sequential
+START_AHEAD = 1 << 20  # the same for a reader from offset 0
+START_SURE = 8 << 20  # bytes ahead of a reader from offset 0 up to which it gets twice as much as it has read
+LONG_READ = 2 << 20  # bytes after which a reader is likely to go on for long
+MAX_AHEAD = 64 << 20  # bytes ahead of any reader
+LARGE_READ = 128 << 10  # bytes; the kernel begins with this for a reader of large parts (fuse(4), max_readahead)
+STREAM_SLACK = 512 << 10  # bytes by which the requests of one reader come out of order
+MAX_STREAMS = 16  # readers of one file that are told apart
+MIN_PIECE, MAX_PIECE = 384 << 10, 4 << 20  # bytes of one request
+MAX_PIECES = 16  # requests that a window is cut into
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
     """`[start, end)` is worth having, in requests of `piece` bytes.
 
-    Not `fresh`: the reader has hardly moved since the last one, and only what it asks for is worth a look.
+    Unless it is `fresh`, the reader has hardly moved since the last window: only what it reads needs a look.
     """
 
     start: int
@@ -44,79 +45,79 @@ class Window:
 
 @dataclass(slots=True)
 class _Stream:
-    """A reader: it began at `first`, has come to `high`, and read `count` bytes in between."""
+    """A reader that began at `first`, has come as far as `high`, and has read `count` bytes in between."""
 
     first: int
     high: int
     count: int
-    goes_on: bool
-    looked: int = 0  # where it had come to at the last fresh window
+    is_sequential: bool
+    planned_at: int = 0  # `high` at the last fresh window
 
 
 class Readahead:
-    """The streams of one file. `most` bounds the bytes ahead of each."""
+    """The streams of one file. Each has at most `max_ahead` bytes fetched ahead of it."""
 
-    def __init__(self, most: int = MOST_AHEAD) -> None:
-        self._most = max(most, LEAST)
-        self._streams: list[_Stream] = []  # the last used last
+    def __init__(self, max_ahead: int = MAX_AHEAD) -> None:
+        self._max_ahead = max(max_ahead, MIN_RANDOM)
+        self._streams: list[_Stream] = []  # the one used last stands last
 
-    def plan(self, start: int, end: int, size: int, pieces: int = PIECES) -> Window:
-        """What is worth having of a file of `size` bytes when `[start, end)` is read, in about `pieces` requests."""
-        if size <= min(WHOLE, self._most):
+    def plan(self, start: int, end: int, size: int, pieces: int = MAX_PIECES) -> Window:
+        """The window for a read of `[start, end)` in a file of `size` bytes, for about `pieces` requests."""
+        if size <= min(WHOLE_FILE, self._max_ahead):
             return Window(0, size, max(1, size))
         stream = self._stream(start, end)
-        if stream.goes_on and 2 * stream.count >= stream.high - stream.first:
+        if stream.is_sequential and 2 * stream.count >= stream.high - stream.first:
             high = min(size, max(end, stream.high + self._ahead(stream)))
             piece = piece_size(high - start, pieces)
-            fresh = stream.high >= stream.looked + piece // 4
+            fresh = stream.high >= stream.planned_at + piece // 4
             if fresh:
-                stream.looked = stream.high
+                stream.planned_at = stream.high
             return Window(start, high, piece, fresh)
-        low = start - start % BLOCK
-        high = min(size, max(-(-end // BLOCK) * BLOCK, low + LEAST))
-        low = min(low, max(0, high - LEAST))
+        low = start - start % RANDOM_BLOCK
+        high = min(size, max(-(-end // RANDOM_BLOCK) * RANDOM_BLOCK, low + MIN_RANDOM))
+        low = min(low, max(0, high - MIN_RANDOM))
         return Window(low, high, high - low)
 
     def _stream(self, start: int, end: int) -> _Stream:
-        """The stream a read belongs to, with the read counted in."""
+        """The stream that a read belongs to; the read is already counted."""
         for stream in reversed(self._streams):
-            if stream.high - SLACK <= start <= stream.high + SLACK and start >= stream.first:
+            if stream.high - STREAM_SLACK <= start <= stream.high + STREAM_SLACK and start >= stream.first:
                 stream.high = max(stream.high, end)
                 stream.count = min(stream.count + end - start, stream.high - stream.first)
-                stream.goes_on = True
+                stream.is_sequential = True
                 self._streams.remove(stream)
                 self._streams.append(stream)
                 return stream
-        stream = _Stream(start, end, end - start, goes_on=start == 0 and end - start >= LARGE_READ)
-        self._streams = [*self._streams[1 - STREAMS :], stream]
+        stream = _Stream(start, end, end - start, is_sequential=start == 0 and end - start >= LARGE_READ)
+        self._streams = [*self._streams[1 - MAX_STREAMS :], stream]
         return stream
 
     def _ahead(self, stream: _Stream) -> int:
-        """Bytes worth having beyond where the stream has come to."""
+        """Bytes worth having beyond `high`."""
         if stream.first == 0:
             share = max(stream.count, min(2 * stream.count, START_SURE), START_AHEAD)
         else:
-            share = max(stream.count // 2 if stream.count < SURE else stream.count // 4 * 3, FIRST_AHEAD)
-        return min(share, self._most)
+            share = max(stream.count // 2 if stream.count < LONG_READ else stream.count // 4 * 3, FIRST_AHEAD)
+        return min(share, self._max_ahead)
 
     def windows(self) -> list[tuple[int, int]]:
-        """What the streams are about to read: `[start, end)`, not cut at the file's end."""
+        """The ranges that sequential readers are about to read. They may reach beyond the file's end."""
         return [
-            (max(0, stream.high - SLACK), stream.high + self._ahead(stream))
+            (max(0, stream.high - STREAM_SLACK), stream.high + self._ahead(stream))
             for stream in self._streams
-            if stream.goes_on
+            if stream.is_sequential
         ]
 
 
-def piece_size(window: int, pieces: int = PIECES) -> int:
-    """Bytes of each request for a window of so many bytes."""
+def piece_size(window: int, pieces: int = MAX_PIECES) -> int:
+    """Bytes of each request for a window of `window` bytes."""
     piece = -(-window // pieces)
     piece = -(-piece // LARGE_READ) * LARGE_READ
-    return min(max(piece, LEAST_PIECE), MOST_PIECE)
+    return min(max(piece, MIN_PIECE), MAX_PIECE)
 
 
 def cut(start: int, end: int, piece: int) -> list[tuple[int, int]]:
-    """`[start, end)` in requests of `piece` bytes; a short rest goes with the last one."""
+    """`[start, end)` in requests of `piece` bytes. A short rest is added to the last one."""
     cuts = list(range(start, end, piece))
     if len(cuts) > 1 and end - cuts[-1] < piece // 4:
         cuts.pop()

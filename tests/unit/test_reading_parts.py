@@ -14,10 +14,10 @@ from cloudsimfs.datacache import rangelog
 from cloudsimfs.datacache.rangelog import RangeLog
 from cloudsimfs.prefetch.ranges import RangeSet
 from cloudsimfs.prefetch.readahead import (
-    MOST_AHEAD,
+    MAX_AHEAD,
     START_AHEAD,
     START_SURE,
-    WHOLE,
+    WHOLE_FILE,
     Readahead,
     Window,
     cut,
@@ -62,8 +62,8 @@ def sequential(size: int, count: int) -> list[Window]:
 
 
 def test_a_small_file_comes_whole() -> None:
-    assert Readahead().plan(WHOLE - 10, WHOLE, WHOLE) == Window(0, WHOLE, WHOLE)
-    assert Readahead().plan(0, 1, WHOLE + 1).end < WHOLE
+    assert Readahead().plan(WHOLE_FILE - 10, WHOLE_FILE, WHOLE_FILE) == Window(0, WHOLE_FILE, WHOLE_FILE)
+    assert Readahead().plan(0, 1, WHOLE_FILE + 1).end < WHOLE_FILE
 
 
 def test_windows_of_a_sequential_reader_grow_and_are_bounded() -> None:
@@ -72,8 +72,8 @@ def test_windows_of_a_sequential_reader_grow_and_are_bounded() -> None:
     for number, window in enumerate(windows, 1):
         read = number * REQUEST
         assert window.end - read <= max(read, min(2 * read, START_SURE), START_AHEAD)
-        assert window.end - read <= MOST_AHEAD
-    assert windows[-1].end == 4096 * REQUEST + MOST_AHEAD
+        assert window.end - read <= MAX_AHEAD
+    assert windows[-1].end == 4096 * REQUEST + MAX_AHEAD
     assert sequential(10 * MIB, 80)[-1].end == 10 * MIB
 
 
@@ -132,7 +132,7 @@ def test_the_tail_of_a_file_is_fetched_to_its_end() -> None:
 
 
 def test_a_small_cache_bounds_the_window() -> None:
-    readahead = Readahead(most=MIB)
+    readahead = Readahead(max_ahead=MIB)
     for at in range(0, 32 * MIB, REQUEST):
         assert readahead.plan(at, at + REQUEST, GIB).end <= at + REQUEST + MIB
 
