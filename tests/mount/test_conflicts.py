@@ -8,17 +8,7 @@ from pathlib import Path
 import pytest
 
 from cloudsimfs.sandbox import Sandbox
-from harness import Mounted, MountFactory, Tree, cloudsimfs, wait_until
-
-
-def put_by_others(box: Sandbox, path: str, data: bytes) -> None:
-    """Later than what is there, by the service's clock, which counts whole seconds."""
-    box.advance(5)
-    box.put(path, data)
-
-
-def conflict_copies(tree: Tree) -> Tree:
-    return {path: data for path, data in tree.items() if ".conflict-" in path}
+from harness import Mounted, MountFactory, cloudsimfs, conflict_copies, put_by_others, wait_until
 
 
 def write_meanwhile(m: Mounted, data: bytes) -> None:

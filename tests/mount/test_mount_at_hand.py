@@ -2,35 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-from harness import Mounted, MountFactory, client_environment, patient
+from harness import MountFactory
+from systemd_harness import command
 
 pytestmark = pytest.mark.parametrize("api", ["v1"])
-
-
-def command(*arguments: str | Path, among: list[Mounted], cwd: Path | str = "/") -> subprocess.CompletedProcess[str]:
-    """Run `cloudsimfs` where no other mounts are seen than those `among` which it is to choose."""
-    if os.geteuid() != 0:
-        pytest.skip("only root may make a mount namespace")
-    kept = "\n".join(str(mounted.path) for mounted in among)
-    find_others = """awk '$3 == "fuse.cloudsimfs" {print $2}' /proc/self/mounts | grep -vxF -- "$0\""""
-    hide = f'for top in $({find_others}); do umount -l "$top"; done; cd "$1" && shift && exec "$@"'
-    alone = ["unshare", "--mount", "--propagation", "private", "sh", "-c", hide, kept, cwd]
-    return subprocess.run(
-        [*alone, sys.executable, "-m", "cloudsimfs", *map(str, arguments)],
-        capture_output=True,
-        env=client_environment(),
-        stdin=subprocess.DEVNULL,
-        text=True,
-        timeout=patient(60),
-        check=False,
-    )
 
 
 def test_the_only_mount_is_taken(mount: MountFactory) -> None:

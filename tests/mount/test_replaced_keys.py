@@ -11,7 +11,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from test_conflicts import conflict_copies, put_by_others
 
 from cloudsimfs.sandbox import Sandbox
 from harness import (
@@ -21,7 +20,9 @@ from harness import (
     MountFactory,
     Tree,
     cloudsimfs,
+    conflict_copies,
     errno_of,
+    put_by_others,
     wait_until,
     write_key,
 )

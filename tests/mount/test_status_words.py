@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 
 import pytest
-from test_mount_at_hand import command
 
 from cloudsimfs.sandbox import Sandbox
 from harness import MountFactory, cloudsimfs, switch_off, wait_until
+from systemd_harness import command
 
 pytestmark = pytest.mark.parametrize("api", ["v1"])
 

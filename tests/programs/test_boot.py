@@ -5,55 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import sysconfig
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from cloudsimfs.sandbox import Sandbox
-from harness import ROOT, client_environment, need, patient, write_key
-from systemd_harness import NOT_ALLOWED, in_namespace, manager, need_root
+from harness import ROOT, need, patient
+from systemd_harness import NOT_ALLOWED, anybodys_python, home, programs, run, systemd
 
-
-@pytest.fixture
-def programs(tmp_path: Path) -> Path:
-    """A directory with what the wheel installs, of this checkout."""
-    need_root()
-    bin_ = tmp_path / "bin"
-    bin_.mkdir()
-    entries = {
-        "cloudsimfs": "cloudsimfs.cli:main",
-        "mount.fuse.cloudsimfs": "cloudsimfs.cli.helper:mount",
-        "umount.fuse.cloudsimfs": "cloudsimfs.cli.helper:umount",
-    }
-    for name, entry in entries.items():
-        module, _, function = entry.partition(":")
-        program = f"{PATHS}; from {module} import {function} as run; run()"
-        (bin_ / name).write_text(f"#!{sys.executable}\n{program}\n")
-        (bin_ / name).chmod(0o755)
-    return bin_
-
-
-@pytest.fixture
-def home(box: Sandbox, tmp_path: Path) -> dict[str, str]:
-    """The environment of a user whose profile `work` is an account at `box`."""
-    (tmp_path / "drive").mkdir()
-    place = tmp_path / ".config/cloudsimfs"
-    place.mkdir(parents=True)
-    key = write_key(tmp_path, box.key)
-    (place / "config.toml").write_text(
-        f'[profiles.work]\nurl = "{box.url}"\nkey-file = "{key}"\nmountpoint = "~/drive"\nwrite-back = 0.2\n'
-    )
-    kept = {name: value for name, value in client_environment().items() if not name.startswith(("XDG_", "PYTHON"))}
-    return {**kept, "HOME": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path / "run")}
+__all__ = ["home", "programs", "systemd"]  # fixtures
 
 
 XDG = 'export XDG_CONFIG_HOME="$HOME/.config" XDG_CACHE_HOME="$HOME/.cache" XDG_STATE_HOME="$HOME/.state"\n'
 """For mount(8), which passes no HOME on: what it calls looks into that of the account, here root's own."""
-
-
-PATHS = f"import sys; sys.path[:0] = [{str(ROOT)!r}, {sysconfig.get_path('purelib')!r}]"
 
 
 # Lets everybody mount, as Debian does; the machine's own device may be root's alone.
@@ -66,26 +28,6 @@ OPEN_DEVICE = f"""
             mount --bind layers/fuse /dev/fuse
         }}
 """
-
-
-def anybodys_python() -> str:
-    """An interpreter that also other users can run with this checkout, or the test is skipped."""
-    need("setpriv")
-    modules = "cloudsimfs.cli.helper, cloudsimfs.fuse.binding, encodings.utf_8_sig"
-    check = f"import os; os.setuid(65534); {PATHS}; import {modules}"
-    for python in (sys.executable, "/usr/bin/python3"):
-        done = subprocess.run([python, "-c", check], cwd="/", capture_output=True, check=False, timeout=patient(30))
-        if done.returncode == 0:
-            return python
-    pytest.skip("another user can run neither this interpreter nor /usr/bin/python3 with this checkout")
-
-
-def run(script: str, home: dict[str, str], programs: Path) -> str:
-    """What the script printed, to its end."""
-    env = {**home, "PATH": f"{programs}:{home['PATH']}", "ROOT": str(ROOT)}
-    done = in_namespace(f"set -e; {script}", home=Path(home["HOME"]), env=env)
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    return done.stdout
 
 
 def test_mount_8_and_fstab(box: Sandbox, home: dict[str, str], programs: Path) -> None:
@@ -133,12 +75,6 @@ def test_a_mount_at_boot_for_a_user(box: Sandbox, home: dict[str, str], programs
     assert "user_id=65534" in said
     assert "nobody" in said.splitlines()
     assert box.files() == {"f": b"mine\n"}
-
-
-@pytest.fixture
-def systemd(programs: Path) -> Iterator[str]:
-    with manager() as begin:
-        yield begin
 
 
 def test_the_user_service(box: Sandbox, home: dict[str, str], programs: Path, systemd: str) -> None:

@@ -10,11 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from test_boot import PATHS, anybodys_python
 
 from cloudsimfs.sandbox import Sandbox
 from harness import client_environment, need, write_key
-from systemd_harness import in_namespace, need_root
+from systemd_harness import PATHS, anybodys_python, in_namespace, need_root
 
 USER = "nobody"
 

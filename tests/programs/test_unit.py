@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from test_boot import home, programs, run, systemd
 
 from cloudsimfs.sandbox import Sandbox
+from systemd_harness import home, programs, run, systemd
 
 __all__ = ["home", "programs", "systemd"]  # fixtures
 

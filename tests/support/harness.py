@@ -400,6 +400,16 @@ def moved(box: Sandbox) -> int:
     return sum(call.bytes for call in box.calls.entries("object-get"))
 
 
+def put_by_others(box: Sandbox, path: str, data: bytes) -> None:
+    """Later than what is there, by the service's clock, which counts whole seconds."""
+    box.advance(5)
+    box.put(path, data)
+
+
+def conflict_copies(tree: Tree) -> Tree:
+    return {path: data for path, data in tree.items() if ".conflict-" in path}
+
+
 def stored_versions(versions: Sequence[tuple[str, bytes]], path: str) -> list[bytes]:
     return [data for name, data in versions if name == path]
 
