@@ -12,9 +12,9 @@ from pathlib import Path
 from cloudsimfs import __version__, paths
 from cloudsimfs.clock import Clock, SystemClock
 from cloudsimfs.config import KERNEL_SHARE, Config
-from cloudsimfs.control.build import runs_of_account
 from cloudsimfs.control.files import ControlFiles
 from cloudsimfs.control.mounted import MountedCaches, MountedStorage
+from cloudsimfs.control.simulations import Simulations
 from cloudsimfs.control.state import MountState
 from cloudsimfs.control.status import Report
 from cloudsimfs.errors import (
@@ -35,6 +35,7 @@ from cloudsimfs.fuse.pagecache import KernelCache
 from cloudsimfs.fuse.previews import is_spare
 from cloudsimfs.host.daemon import on_signal
 from cloudsimfs.operations import Operations
+from cloudsimfs.runs.account import runs_of_account
 from cloudsimfs.service import Client, connect
 from cloudsimfs.uploader.conflicts import Conflicts
 from cloudsimfs.uploader.delete import Deleter
@@ -76,18 +77,18 @@ class Mount:
             clock=self._clock,
         )
         caches = MountedCaches(self._files.dcache, self._kernel_cache)
+        runs = runs_of_account(
+            self.client,
+            self._files.journal,
+            storage,
+            caches,
+            directory=config.cache_dir,
+            ttl=config.run_ttl,
+            bulk=config.api != "v2",
+            clock=self._clock,
+        )
         self._control = ControlFiles(
-            runs_of_account(
-                self.client,
-                self._files.journal,
-                storage,
-                caches,
-                directory=config.cache_dir,
-                ttl=config.run_ttl,
-                bulk=config.api != "v2",
-                clock=self._clock,
-                changed=caches.contents_changed,
-            ),
+            Simulations(runs, changed=caches.contents_changed),
             MountState(self._report, self._files.recovery, storage, caches),
             owner=self._files.owner,
             clock=self._clock,

@@ -16,12 +16,12 @@ from typing import Protocol
 from cloudsimfs import config, paths
 from cloudsimfs.cli.running import mount_at_hand, mount_of
 from cloudsimfs.clock import SystemClock
-from cloudsimfs.control.build import runs_of_account
 from cloudsimfs.control.simulations import SIMULATIONS, Simulations
 from cloudsimfs.control.virtual import File
 from cloudsimfs.errors import MountError, NotDirectory, NotFound, Refused, TryAgain
 from cloudsimfs.host import mountpoint
 from cloudsimfs.journal.journal import Journal
+from cloudsimfs.runs.account import runs_of_account
 from cloudsimfs.service import Client
 from cloudsimfs.text import agree, count
 from cloudsimfs.vfs import accountdir
@@ -61,7 +61,7 @@ def reach(top: Path | None, settings: config.Settings, *, direct: bool) -> Itera
         account.connect() as client,
         contextlib.closing(Journal(account.directory / "journal.db")) as journal,
     ):
-        simulations = runs_of_account(
+        runs = runs_of_account(
             client,
             journal,
             Stored(client, journal),
@@ -70,9 +70,8 @@ def reach(top: Path | None, settings: config.Settings, *, direct: bool) -> Itera
             ttl=settings["run-ttl"],
             bulk=account.api != "v2",
             clock=SystemClock(),
-            changed=lambda _: None,
         )
-        with contextlib.closing(simulations):
+        with contextlib.closing(Simulations(runs, changed=lambda _: None)) as simulations:
             yield InProcess(simulations)
 
 

@@ -18,14 +18,10 @@ from cloudsimfs import paths
 from cloudsimfs.control.virtual import File, Folder, Link, Node, as_json, text
 from cloudsimfs.errors import CloudsimfsError, NotFound, ServiceError
 from cloudsimfs.redact import redact
-from cloudsimfs.runs.commands import RunCommands
-from cloudsimfs.runs.images import Images
-from cloudsimfs.runs.launch import Launcher
-from cloudsimfs.runs.options import NAMES, LaunchOptions
-from cloudsimfs.runs.poller import Followed, Poller
-from cloudsimfs.runs.runs import Runs
-from cloudsimfs.runs.store import RunStore
-from cloudsimfs.service import Budget, Simulation
+from cloudsimfs.runs.account import AccountRuns
+from cloudsimfs.runs.options import NAMES
+from cloudsimfs.runs.poller import Followed
+from cloudsimfs.service import Simulation
 
 SIMULATIONS = ".simulations"
 README = """\
@@ -64,29 +60,23 @@ class Simulations:
 
     def __init__(
         self,
-        runs: Runs,
-        commands: RunCommands,
-        lookups: LaunchOptions,
-        pictures: Images,
-        launcher: Launcher,
-        poller: Poller,
-        store: RunStore,
-        budget: Budget,
+        account: AccountRuns,
         *,
         changed: Callable[[list[str]], None],
     ) -> None:
-        self._runs = runs
-        self._commands = commands
-        self._lookups = lookups
-        self._pictures = pictures
-        self._launcher = launcher
-        self._store = store
-        self._budget = budget
+        self._account = account
+        self._runs = account.runs
+        self._logs = account.logs
+        self._images = account.images
+        self._options = account.options
+        self._commands = account.commands
+        self._launcher = account.launcher
+        self._poller = account.poller
+        self._budget = account.budget
         self._changed = changed
-        self._poller = poller
         self._lock = threading.Lock()
-        self._error = launcher.unresolved()  # guarded by _lock
-        self._launched = store.launched()  # guarded by _lock
+        self._error = self._launcher.unresolved()  # guarded by _lock
+        self._launched = self._launcher.last()  # guarded by _lock
         self._newest: tuple[Mapping[int, Simulation], dict[str, Simulation]] = ({}, {})
         self._table: dict[str, Node] = {
             "": Folder(self._names),
@@ -101,8 +91,7 @@ class Simulations:
         }
 
     def close(self) -> None:
-        self._poller.close()
-        self._runs.close()
+        self._account.close()
 
     def node(self, path: str) -> Node:
         """What is at a path below `.simulations/`. Raises NotFound."""
@@ -161,7 +150,7 @@ class Simulations:
         def lines(values: Iterable[str]) -> bytes:
             return "".join(f"{value}\n" for value in values).encode("utf-8", "replace")
 
-        return File(lambda: lines(self._lookups.values(name)), cached=lambda: lines(self._lookups.known(name)))
+        return File(lambda: lines(self._options.values(name)), cached=lambda: lines(self._options.cached(name)))
 
     def _budget_text(self) -> str:
         values: dict[str, object] = asdict(self._budget.snapshot())
@@ -171,12 +160,12 @@ class Simulations:
 
     def _launch(self, command: str) -> bytes:
         run_id = self._launcher.launch(command)
-        told = f"id={'-' if run_id is None else run_id} {' '.join(command.split())}\n"
+        answer = f"id={'-' if run_id is None else run_id} {' '.join(command.split())}\n"
         if run_id is not None:
-            self._store.save_launched(told)
+            self._launcher.keep_last(answer)
         with self._lock:
-            self._launched = told
-        return told.encode("utf-8", "replace")
+            self._launched = answer
+        return answer.encode("utf-8", "replace")
 
     # -- the newest runs ---------------------------------------------------------------------------------
 
@@ -214,7 +203,7 @@ class Simulations:
         if not path:
             return Folder(lambda: self._run_names(run))
         if path.startswith("images/"):
-            return self._picture(run.id, path.removeprefix("images/"))
+            return self._image(run.id, path.removeprefix("images/"))
         try:
             return self._run_table(run)[path]
         except KeyError:
@@ -238,13 +227,15 @@ class Simulations:
             "status": File(
                 lambda: status(runs.get(run.id)),
                 live=Followed(run.id, log=False),
-                cached=lambda: status(runs.known_run(run.id)),
+                cached=lambda: status(runs.cached_run(run.id)),
             ),
             "info.json": text(lambda: as_json(_info(runs.get(run.id)))),
             "log": File(
-                lambda: runs.log(run.id), live=Followed(run.id, log=True), cached=lambda: runs.known_log(run.id)
+                lambda: self._logs.read(run.id),
+                live=Followed(run.id, log=True),
+                cached=lambda: self._logs.cached(run.id),
             ),
-            "images": Folder(lambda: self._pictures.names(run.id)),
+            "images": Folder(lambda: self._images.names(run.id)),
             "stop": File(write=lambda word: self._commands.stop(run.id, word)),
             "sync": File(write=lambda word: self._commands.sync(run.id, word)),
         }
@@ -252,11 +243,11 @@ class Simulations:
             table["results"] = Link(f"../../{run.folder}")
         return table
 
-    def _picture(self, run_id: int, name: str) -> Node:
-        stored = self._pictures.linked(run_id, name)
+    def _image(self, run_id: int, name: str) -> Node:
+        stored = self._images.linked(run_id, name)
         if stored is not None:
             return Link(f"../../../{stored}")
-        return File(lambda: self._pictures.read(run_id, name))
+        return File(lambda: self._images.read(run_id, name))
 
 
 def run_paths(run_ids: Iterable[int]) -> list[str]:

@@ -1,8 +1,8 @@
-"""What a run can be told: to stop, softly or hard, and to save its results now.
+"""Commands to a run: stop, softly or hard, and save the results now.
 
-The state a run is in is looked at first, so that the service is not asked for what it would refuse.
+The run's state is checked first, so that the service is not asked for what it would refuse.
 
-Threading: none of its own; the calls are made by the caller's thread.
+Threading: none of its own; the caller's thread makes the calls.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 
 from cloudsimfs.errors import Invalid, NoSuchEntry, Refused, WrongState
-from cloudsimfs.runs.runs import Runs, Watcher, no_run
+from cloudsimfs.runs.list import RunList, Watcher, no_run
 from cloudsimfs.service import Client, RunStatus, Signal, Simulation
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ STOP_WORDS = {
 
 
 class RunCommands:
-    def __init__(self, client: Client, runs: Runs, watcher: Watcher) -> None:
+    def __init__(self, client: Client, runs: RunList, watcher: Watcher) -> None:
         self._client = client
         self._runs = runs
         self._watcher = watcher
@@ -37,17 +37,19 @@ class RunCommands:
         if signal is None:
             raise Invalid(f"{word!r}: write `soft` (saves the results) or `hard` (saves nothing)")
         hard = signal is Signal.HARD_STOP
-        states = (*STOPPABLE, RunStatus.STOPPING) if hard else STOPPABLE  # a soft stop may take too long
-        self._command(run_id, "stopped", states, lambda: self._client.stop(run_id, signal))
+        states = (
+            (*STOPPABLE, RunStatus.STOPPING) if hard else STOPPABLE
+        )  # a soft stop that takes too long may be made hard
+        self._send(run_id, "stopped", states, lambda: self._client.stop(run_id, signal))
 
     def sync(self, run_id: int, word: str) -> None:
         """Have a run save its current results and go on. Raises Invalid, NotFound, WrongState."""
         if word != "1":
             raise Invalid(f"{word!r}: write `1` to have run {run_id} save its results now")
-        self._command(run_id, "synced", (RunStatus.RUNNING,), lambda: self._client.sync(run_id))
+        self._send(run_id, "synced", (RunStatus.RUNNING,), lambda: self._client.sync(run_id))
 
-    def _command(self, run_id: int, done: str, states: tuple[RunStatus, ...], call: Callable[[], None]) -> None:
-        run = self._in_state(run_id, done, states)
+    def _send(self, run_id: int, done: str, states: tuple[RunStatus, ...], call: Callable[[], None]) -> None:
+        run = self._checked(run_id, done, states)
         try:
             call()
         except NoSuchEntry:
@@ -55,14 +57,14 @@ class RunCommands:
         except Refused as error:
             raise WrongState(f"run {run_id} could not be {done}: {error}") from error
         log.info("run %d: to be %s", run_id, done)
-        self._runs.expire()
+        self._runs.invalidate()
         self._watcher.results_expected(run.folder)
 
-    def _in_state(self, run_id: int, done: str, states: tuple[RunStatus, ...]) -> Simulation:
-        run = self._runs.known_run(run_id)
+    def _checked(self, run_id: int, done: str, states: tuple[RunStatus, ...]) -> Simulation:
+        run = self._runs.cached_run(run_id)
         if run is None or run.status not in states:
-            self._runs.refresh()  # it may be new, or have moved on since
-            run = self._runs.known_run(run_id)
+            self._runs.fetch_now()  # it may be new, or its state may have changed since
+            run = self._runs.cached_run(run_id)
         if run is None:
             raise no_run(run_id)
         if run.status not in states:

@@ -1,8 +1,8 @@
 """Launching: the words of the command, and that one command starts one run (docs/architecture.md, invariant 7).
 
-The order of the steps: 1 the words are checked; 2 all files below the folder are stored; 3 the runs there are, are
-listed; 4 the intent is in the journal; 5 the POST; 6 the journal has its outcome. Killed before 4, nothing was sent.
-After 4 the same request is refused until the run is found in the list, or the user says that there is none.
+The order of the steps: 1 check the words; 2 wait until all files below the folder are stored; 3 list the runs; 4
+write the intent to the journal; 5 POST; 6 write the outcome to the journal. If it is killed before 4, nothing was
+sent. After 4 the same request is refused until the run is found in the list, or the user says that there is none.
 
 Threading: one launch at a time, of all threads and processes of the account, by a lock on a file.
 """
@@ -30,8 +30,9 @@ from cloudsimfs.errors import (
 )
 from cloudsimfs.host.files import lock_file
 from cloudsimfs.journal.journal import Journal
+from cloudsimfs.runs.list import RunList
 from cloudsimfs.runs.options import LaunchOptions, check_value
-from cloudsimfs.runs.runs import Runs
+from cloudsimfs.runs.store import RunStore
 from cloudsimfs.service import Client, LaunchRequest, Simulation, Urgency
 
 log = logging.getLogger(__name__)
@@ -58,7 +59,7 @@ class Storage(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LaunchCommand:
-    """A launch as its words ask for it. `key`: never launch twice for it; `force`: forget an unresolved launch."""
+    """A checked command. `key`: never launch twice for it; `force`: forget an unresolved launch."""
 
     request: LaunchRequest
     key: str | None
@@ -72,18 +73,20 @@ class Launcher:
     def __init__(
         self,
         client: Client,
-        runs: Runs,
+        runs: RunList,
         options: LaunchOptions,
         storage: Storage,
         journal: Journal,
+        store: RunStore,
         *,
         lock_file: Path,
     ) -> None:
         self._client = client
         self._runs = runs
-        self._lookups = options
+        self._options = options
         self._storage = storage
         self._journal = journal
+        self._store = store
         self._lock_file = lock_file
 
     def launch(self, command: str) -> int | None:
@@ -92,29 +95,36 @@ class Launcher:
         None if that was to be checked only. Raises Invalid, NotFound, TryAgain, Exists if an earlier launch of the
         same request turns out to have started a run, or the ServiceError of the call.
         """
-        asked = self._asked(parse_command(command))
+        wanted = self._checked(parse_command(command))
         with self._alone():
-            earlier = self._earlier(asked)
-            if earlier is not None or asked.dry_run:
+            earlier = self._earlier(wanted)
+            if earlier is not None or wanted.dry_run:
                 return earlier
-            request = asked.request
+            request = wanted.request
             self._storage.barrier(request.folder)
             if request.mesh is not None:
                 self._storage.barrier(request.mesh)
-            row = self._journal.intend_launch(request, asked.key, self._runs.recent())
+            row = self._journal.intend_launch(request, wanted.key, self._runs.fresh())
             run_id = self._post(request, row)
             self._journal.resolve_launch(row, run_id)
         log.info("launched run %d in /%s", run_id, request.folder)
-        self._runs.expire()
+        self._runs.invalidate()
         return run_id
 
+    def last(self) -> str:
+        """The answer to the last launch, kept by `keep_last`; empty if there was none."""
+        return self._store.launched()
+
+    def keep_last(self, answer: str) -> None:
+        self._store.save_launched(answer)
+
     def unresolved(self) -> str:
-        """A sentence for each launch of which nobody knows what became."""
-        rows = [row.request for row in self._journal.launches() if row.run is None]
+        """A line for each launch that got no answer and was not found in the list since."""
+        requests = [row.request for row in self._journal.launches() if row.run is None]
         return "".join(
-            f"a launch got no answer (cpu={each.cpu} ram={each.ram} script={each.script} folder={each.folder}): "
-            "write the same again to find out whether it started a run\n"
-            for each in rows
+            f"a launch got no answer (cpu={request.cpu} ram={request.ram} script={request.script} "
+            f"folder={request.folder}): write the same again to find out whether it started a run\n"
+            for request in requests
         )
 
     @contextmanager
@@ -128,7 +138,7 @@ class Launcher:
     # -- once --------------------------------------------------------------------------------------------
 
     def _post(self, request: LaunchRequest, row: int) -> int:
-        """Send it, once. What fails for certain leaves no trace; anything else stays in the journal."""
+        """Send the request, once. A certain failure is dropped from the journal; an uncertain one stays there."""
         try:
             return self._client.launch(request)
         except (LaunchUnresolved, Cancelled) as error:
@@ -138,33 +148,33 @@ class Launcher:
             self._journal.drop_launch(row)
             raise
 
-    def _earlier(self, asked: LaunchCommand) -> int | None:
+    def _earlier(self, wanted: LaunchCommand) -> int | None:
         """The run of the same key, if there is one. Raises if an earlier launch must be cleared up first."""
         for row in self._journal.launches():
-            same_key = row.token is not None and row.token == asked.key
+            same_key = row.token is not None and row.token == wanted.key
             if row.run is not None:
                 if same_key:
-                    return _same(row.request, asked, row.run)
-            elif row.request == asked.request or same_key:
-                if asked.force and not asked.dry_run:
+                    return _same(row.request, wanted, row.run)
+            elif row.request == wanted.request or same_key:
+                if wanted.force and not wanted.dry_run:
                     log.warning("a launch in /%s without answer is forgotten by request", row.request.folder)
                     self._journal.drop_launch(row.id)
                     continue
                 found = self._look_for(row.request, row.known, "an earlier launch of the same run got no answer")
-                if not asked.dry_run:
+                if not wanted.dry_run:
                     self._journal.resolve_launch(row.id, found)
                 if same_key:
-                    return _same(row.request, asked, found)
+                    return _same(row.request, wanted, found)
                 raise Exists(f"the earlier launch did start run {found}; launch again if you want a second one")
         return None
 
     def _look_for(self, wanted: LaunchRequest, known: frozenset[int], reason: str) -> int:
-        """The run that a lost answer spoke of. Raises TryAgain while none is to be seen."""
-        self._runs.expire()
-        with suppress(ServiceError):  # v2 may show an old list until then; v1 has no such call
+        """The run that a launch without answer has started. Raises TryAgain as long as the list shows none."""
+        self._runs.invalidate()
+        with suppress(ServiceError):  # v2 may show an old list until then; v1 does not offer the call
             self._client.delete_cache(urgency=Urgency.CONTROL)
         try:
-            runs = self._runs.recent()
+            runs = self._runs.fresh()
         except ServiceError as error:
             raise TryAgain(
                 f"{reason}, and the list of runs cannot be had ({error}): write the same again later"
@@ -179,7 +189,7 @@ class Launcher:
 
     # -- the words -----------------------------------------------------------------------------------------
 
-    def _asked(self, words: dict[str, str]) -> LaunchCommand:
+    def _checked(self, words: dict[str, str]) -> LaunchCommand:
         """Raises Invalid, NotFound or NotDirectory for what cannot be."""
         for name in ("nopre", *SWITCHES):
             if words.get(name, "0") not in ("0", "1"):
@@ -189,9 +199,9 @@ class Launcher:
         mesh = self._folder("mesh", words["mesh"]) if "mesh" in words else None
         if mesh is not None and self._client.api_version == "v1":
             raise Invalid("mesh: API v1 takes none; leave it out, or mount with --api v2")
-        self._lookups.check("cpu", "cpu", words["cpu"])
-        self._lookups.check("ram", "ram", words["ram"])
-        self._lookups.check("scripts", "script", words["script"])
+        self._options.check("cpu", "cpu", words["cpu"])
+        self._options.check("ram", "ram", words["ram"])
+        self._options.check("scripts", "script", words["script"])
         for path in (folder, mesh):
             if path is not None:
                 self._storage.check_folder(path)
@@ -215,10 +225,10 @@ def _is_run_of(run: Simulation, wanted: LaunchRequest) -> bool:
     return (str(run.cpu), run.ram, run.script, run.folder) == (wanted.cpu, wanted.ram, wanted.script, wanted.folder)
 
 
-def _same(request: LaunchRequest, asked: LaunchCommand, run_id: int) -> int:
+def _same(request: LaunchRequest, wanted: LaunchCommand, run_id: int) -> int:
     """The run of a key, if the words are the same as then."""
-    if request != asked.request:
-        raise Invalid(f"key={asked.key} has launched run {run_id} with other words; take a new key for another run")
+    if request != wanted.request:
+        raise Invalid(f"key={wanted.key} has launched run {run_id} with other words; take a new key for another run")
     return run_id
 
 

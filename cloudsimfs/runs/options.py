@@ -34,8 +34,8 @@ class LaunchOptions:
             "scripts": client.scripts,
         }
 
-    def known(self, name: str) -> tuple[str, ...]:
-        """What was last told, nothing before that; asks nobody."""
+    def cached(self, name: str) -> tuple[str, ...]:
+        """The values as they were last fetched, none before that; makes no call."""
         with self._lock:
             return self._known.get(name, (0.0, ()))[1]
 

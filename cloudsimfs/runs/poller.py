@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 from cloudsimfs.clock import Clock
 from cloudsimfs.errors import CloudsimfsError
-from cloudsimfs.runs.runs import LIST, WHOLE, Runs
+from cloudsimfs.runs.list import LIST, RunList
+from cloudsimfs.runs.logcache import WHOLE
 from cloudsimfs.service import Budget
 
 log = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ class Followed:
 class Poller:
     """`ttl` in seconds: the least time between two looks at the same thing."""
 
-    def __init__(self, runs: Runs, budget: Budget, *, ttl: float, clock: Clock) -> None:
+    def __init__(self, runs: RunList, budget: Budget, *, ttl: float, clock: Clock) -> None:
         self._runs = runs
         self._budget = budget
         self._ttl = ttl
@@ -105,13 +106,17 @@ class Poller:
         """What is followed and may change (the list, or runs), when it was asked for; whether lists bring logs."""
         with self._lock:
             followed = list(self._followed)
-        known = self._runs.known() or {}
-        logs = {each.run_id: self._runs.log_at(each.run_id) for each in followed if each.log and each.run_id in known}
+        runs = self._runs.cached() or {}
+        logs = {
+            item.run_id: self._runs.run_fetched_at(item.run_id)
+            for item in followed
+            if item.log and item.run_id in runs
+        }
         logs = {run_id: at for run_id, at in logs.items() if at != WHOLE}
-        active = {each.run_id for each in followed if each.run_id in known and known[each.run_id].active}
+        active = {item.run_id for item in followed if item.run_id in runs and runs[item.run_id].active}
         if self._runs.lists_logs(len(logs)):
-            return ({LIST: self._runs.listed_at} if logs or active else {}), bool(logs)
-        return ({LIST: self._runs.listed_at, **logs} if active - logs.keys() else logs), False
+            return ({LIST: self._runs.fetched_at} if logs or active else {}), bool(logs)
+        return ({LIST: self._runs.fetched_at, **logs} if active - logs.keys() else logs), False
 
     def _look(self, what: int, with_logs: bool) -> None:
         with self._lock:
@@ -119,9 +124,9 @@ class Poller:
             self._looked_at = self._clock.monotonic()
         try:
             if what == LIST:
-                self._runs.renew(logs=with_logs)
+                self._runs.fetch(logs=with_logs)
             else:
-                self._runs.renew_log(what)
+                self._runs.fetch_run(what)
         except CloudsimfsError as error:
             log.info("what is followed could not be renewed: %s", error)
         except Exception:  # a bug must not end the following of all others

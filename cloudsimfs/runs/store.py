@@ -1,4 +1,4 @@
-"""What is known of runs, kept on disk: the list, what may be asked for, whole logs and pictures of ended runs.
+"""What is known of runs, on disk: the list, the options of a launch, whole logs and images of ended runs.
 
 All of it may be lost without harm: it spares calls, and serves while the service cannot be asked. Threading: none
 of its own; files are replaced atomically, so that a mount and commands beside it may share the directory.
@@ -20,7 +20,7 @@ from cloudsimfs.service import Image, Simulation
 
 log = logging.getLogger(__name__)
 
-ROOM = 256 << 20  # bytes of logs and pictures; the longest unread go first
+BLOB_SPACE = 256 << 20  # bytes of logs and images; those unread for the longest time go first
 PRIVATE = ("vnc_url",)  # personal: neither shown nor stored (docs/service.md)
 OWN_FILES = ("output", "logs")  # of a run, shown as files of their own
 _FIELDS = [field.name for field in fields(Simulation) if field.name != "output"]
@@ -35,16 +35,16 @@ class RunStore:
     # -- small things, as JSON -------------------------------------------------------------------------
 
     def save_runs(self, whole_at: float, runs: Iterable[Simulation]) -> None:
-        """`whole_at`: when the last list of all pages was had, wall seconds."""
+        """`whole_at`: when all pages of the list were last fetched, wall seconds."""
         self._save_json("runs.json", [whole_at, [{name: getattr(run, name) for name in _FIELDS} for run in runs]])
 
     def runs(self) -> tuple[float, list[Simulation]] | None:
         """What was saved last; None if nothing ever was."""
         try:
-            whole_at, found = self._json("runs.json")
-            return float(whole_at), [_simulation(each) for each in found]
+            whole_at, runs = self._json("runs.json")
+            return float(whole_at), [_simulation(values) for values in runs]
         except (TypeError, ValueError, KeyError, AttributeError):
-            return None  # or by another version
+            return None  # also if another version saved it
 
     def save_options(self, name: str, at: float, values: tuple[str, ...]) -> None:
         """`at` is wall seconds."""
@@ -63,25 +63,25 @@ class RunStore:
     def launched(self) -> str:
         return (self.load("launched") or b"").decode("utf-8", "replace")
 
-    # -- logs and pictures of ended runs ---------------------------------------------------------------
+    # -- logs and images of ended runs -----------------------------------------------------------------
 
     def save_blob(self, run_id: int, name: str, data: bytes) -> None:
         self._save(f"{run_id}-{name}", data)
         self._make_room()
 
     def blob(self, run_id: int, name: str) -> bytes | None:
-        found = self.load(f"{run_id}-{name}")
-        if found is not None:
+        data = self.load(f"{run_id}-{name}")
+        if data is not None:
             with contextlib.suppress(OSError):
-                os.utime(self._directory / f"{run_id}-{name}")  # read lately
-        return found
+                os.utime(self._directory / f"{run_id}-{name}")  # mark it as read now
+        return data
 
     def _make_room(self) -> None:
         with contextlib.suppress(OSError):
-            blobs = [(each.stat(), each) for each in self._directory.glob("[0-9]*-*")]
+            blobs = [(blob.stat(), blob) for blob in self._directory.glob("[0-9]*-*")]
             total = sum(status.st_size for status, _ in blobs)
-            for status, blob in sorted(blobs, key=lambda each: each[0].st_mtime):
-                if total <= ROOM:
+            for status, blob in sorted(blobs, key=lambda item: item[0].st_mtime):
+                if total <= BLOB_SPACE:
                     return
                 blob.unlink()
                 total -= status.st_size
@@ -112,13 +112,13 @@ class RunStore:
 
 
 def _simulation(values: dict[str, Any]) -> Simulation:
-    pictures = tuple(Image(**each) for each in values["images"])
-    return Simulation(**{**values, "images": pictures}, output=None)
+    images = tuple(Image(**fields) for fields in values["images"])
+    return Simulation(**{**values, "images": images}, output=None)
 
 
 def public(run: Simulation) -> dict[str, object]:
-    """Every field the service sent but the personal ones, and those that are files of their own."""
+    """Every field the service sent, except the personal ones and those that are files of their own."""
     shown = {name: value for name, value in run.raw.items() if name not in (*PRIVATE, *OWN_FILES)}
     if "images" in shown:  # their links are signed
-        shown["images"] = [picture.name for picture in run.images]
+        shown["images"] = [image.name for image in run.images]
     return shown

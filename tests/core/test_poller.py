@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from cloudsimfs.clock import ManualClock
+from cloudsimfs.runs.list import RENEWAL_GRACE, RENEWAL_HOLD, WHOLE_LIST_TTL, RunList
+from cloudsimfs.runs.logcache import LogCache
+from cloudsimfs.runs.logs import RunLogs
 from cloudsimfs.runs.poller import Followed, Poller
-from cloudsimfs.runs.runs import GRACE, HOLD, WHOLE_LIST, Runs
 from cloudsimfs.runs.store import RunStore
 from cloudsimfs.sandbox import Sandbox, Settings
 from cloudsimfs.service import connect
@@ -31,7 +33,10 @@ class Rig:
         self.client = connect(base_url=box.url, key=box.key, api=api, clock=self.clock)  # type: ignore[arg-type]
         self.results: list[str] = []
         self.changed: set[int] = set()
-        self.runs = Runs(self.client, RunStore(directory), self, ttl=TTL, bulk=bulk, clock=self.clock)
+        store = RunStore(directory)
+        logs = LogCache(store)
+        self.runs = RunList(self.client, store, logs, self, ttl=TTL, bulk=bulk, clock=self.clock)
+        self.logs = RunLogs(self.runs, logs)
         self.poller = Poller(self.runs, self.client.budget, ttl=TTL, clock=self.clock)
 
     def results_expected(self, folder: str) -> None:
@@ -103,18 +108,18 @@ def test_pages_that_cannot_be_news_are_not_asked_for(box: Sandbox, rigs: Callabl
     ids = rig.launch(7)
     for run_id in ids[:6]:
         rig.end(run_id)
-    assert len(rig.calls(rig.runs.recent)) == 4  # at first all pages, and the empty one
+    assert len(rig.calls(rig.runs.fresh)) == 4  # at first all pages, and the empty one
     for first_active, pages in ((6, 1), (7, 1)):
-        rig.runs.expire()
-        assert len(rig.calls(rig.runs.recent)) == pages, first_active
+        rig.runs.invalidate()
+        assert len(rig.calls(rig.runs.fresh)) == pages, first_active
         ids += rig.launch(1)
-    rig.runs.expire()
-    assert len(rig.calls(rig.runs.recent)) == 1
+    rig.runs.invalidate()
+    assert len(rig.calls(rig.runs.fresh)) == 1
     assert sorted(rig.runs.all()) == ids
     for run_id in ids[6:]:
         rig.end(run_id)
-    rig.runs.expire()
-    rig.runs.recent()
+    rig.runs.invalidate()
+    rig.runs.fresh()
     assert not any(run.active for run in rig.runs.all().values())
 
 
@@ -124,10 +129,10 @@ def test_an_active_run_on_a_later_page_is_looked_at(box: Sandbox, rigs: Callable
     old = rig.launch(1)[0]
     for run_id in rig.launch(5):
         rig.end(run_id)
-    rig.runs.recent()
+    rig.runs.fresh()
     rig.end(old)
-    rig.runs.expire()
-    assert rig.runs.recent()[old].status_name == "STOPPED"
+    rig.runs.invalidate()
+    assert rig.runs.fresh()[old].status_name == "STOPPED"
 
 
 def test_a_deleted_run_is_gone_after_a_day(box: Sandbox, rigs: Callable[..., Rig]) -> None:
@@ -136,12 +141,12 @@ def test_a_deleted_run_is_gone_after_a_day(box: Sandbox, rigs: Callable[..., Rig
     ids = rig.launch(5)
     for run_id in ids:
         rig.end(run_id)
-    rig.runs.recent()
+    rig.runs.fresh()
     box.forget_run(ids[0])
-    rig.runs.expire()
-    assert sorted(rig.runs.recent()) == ids
-    rig.clock.advance(WHOLE_LIST + 1)
-    assert sorted(rig.runs.recent()) == ids[1:]
+    rig.runs.invalidate()
+    assert sorted(rig.runs.fresh()) == ids
+    rig.clock.advance(WHOLE_LIST_TTL + 1)
+    assert sorted(rig.runs.fresh()) == ids[1:]
 
 
 @pytest.mark.parametrize("api", ["v1", "v2"])
@@ -150,29 +155,29 @@ def test_what_is_known_outlives_the_mount_and_the_network(box: Sandbox, rigs: Ca
     run_id = first.launch(1)[0]
     first.say(run_id, "a line\n")
     first.end(run_id)
-    assert first.runs.log(run_id) == b"a line\n"
+    assert first.logs.read(run_id) == b"a line\n"
     box.faults.add("*", "reset")
     second = rigs(api)
-    known = second.runs.known()
+    known = second.runs.cached()
     assert known is not None
     assert known[run_id].status_name == "STOPPED"
-    assert second.runs.log(run_id) == b"a line\n"
+    assert second.logs.read(run_id) == b"a line\n"
 
 
 def test_a_service_that_does_not_answer_is_not_waited_for(
     box: Sandbox, rigs: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cloudsimfs.runs.runs.GRACE", 0.2)
+    monkeypatch.setattr("cloudsimfs.runs.list.RENEWAL_GRACE", 0.2)
     rig = rigs()
     run_id = rig.launch(1)[0]
-    rig.runs.recent()
+    rig.runs.fresh()
     fault = box.faults.add("simulations", "hang")
-    rig.runs.expire()
+    rig.runs.invalidate()
     box.calls.reset()
     for _ in range(3):  # the first one waits for a moment
         assert run_id in rig.runs.all()
     assert box.calls.counts()["simulations"] == 1
-    assert HOLD > GRACE
+    assert RENEWAL_HOLD > RENEWAL_GRACE
     box.faults.remove(fault)
 
 
@@ -181,18 +186,18 @@ def test_the_log_of_a_run_that_has_ended_is_whole(box: Sandbox, rigs: Callable[.
     rig = rigs()
     run_id = rig.launch(1)[0]
     rig.say(run_id, "a line\n")
-    rig.runs.recent()
+    rig.runs.fresh()
     box.calls.reset()
     slow = box.faults.add("simulation", "slow", rate=1000.0)
     with ThreadPoolExecutor(1) as pool:
-        earlier = pool.submit(rig.runs.log, run_id)
+        earlier = pool.submit(rig.logs.read, run_id)
         assert box.calls.wait(lambda calls: any(call.status for call in calls))
         rig.say(run_id, "the last line\n")
         rig.end(run_id)
         box.faults.remove(slow)
-        rig.runs.expire()
-        rig.runs.recent()
-        assert rig.runs.log(run_id) == b"a line\nthe last line\n"
+        rig.runs.invalidate()
+        rig.runs.fresh()
+        assert rig.logs.read(run_id) == b"a line\nthe last line\n"
         earlier.result()
 
 
@@ -203,7 +208,7 @@ def test_the_log_of_a_run_that_has_ended_is_whole(box: Sandbox, rigs: Callable[.
 def test_nobody_following_means_no_calls(box: Sandbox, rigs: Callable[..., Rig], api: str) -> None:
     rig = rigs(api)
     run_id, other = rig.launch(2)
-    rig.runs.log(run_id)
+    rig.logs.read(run_id)
     what = Followed(run_id, log=True)
     rig.poller.follow(what)
     assert len(rig.calls(lambda: rig.pass_time(2 * TTL))) in (1, 2)
@@ -211,7 +216,7 @@ def test_nobody_following_means_no_calls(box: Sandbox, rigs: Callable[..., Rig],
     rig.pass_time(2 * TTL)
     assert rig.calls(lambda: rig.pass_time(1800)) == []
     rig.end(other)
-    rig.runs.recent()
+    rig.runs.fresh()
     rig.poller.follow(Followed(other, log=False))  # it has ended
     assert rig.calls(lambda: rig.pass_time(600)) == []
 
@@ -220,14 +225,14 @@ def test_nobody_following_means_no_calls(box: Sandbox, rigs: Callable[..., Rig],
 def test_one_call_brings_state_and_log(box: Sandbox, rigs: Callable[..., Rig], api: str) -> None:
     rig = rigs(api)
     run_id = rig.launch(1)[0]
-    rig.runs.log(run_id)
+    rig.logs.read(run_id)
     for log in (True, False):
         rig.poller.follow(Followed(run_id, log=log))
     rig.say(run_id, "a line\n")
     rig.end(run_id)
     calls = rig.calls(lambda: rig.pass_time(2 * TTL))
     assert len(calls) == 1
-    assert rig.runs.known_log(run_id) == b"a line\n"
+    assert rig.logs.cached(run_id) == b"a line\n"
     assert rig.results == ["case"]
     assert run_id in rig.changed
     assert rig.calls(lambda: rig.pass_time(600)) == []
@@ -240,7 +245,7 @@ def test_an_hour_of_following_leaves_calls(
     box.settings.hourly_limit = limit
     rig = rigs(api)
     run_id = rig.launch(1)[0]
-    rig.runs.recent()
+    rig.runs.fresh()
     rig.poller.follow(Followed(run_id, log=log))
     begun = rig.calls(lambda: rig.pass_time(120))
     assert len(begun) >= 4, "at first it is quick"
@@ -257,7 +262,7 @@ def test_fifty_logs_followed_for_half_an_hour(box: Sandbox, rigs: Callable[..., 
 
     def half_an_hour() -> None:
         for run_id in ids:
-            rig.runs.log(run_id)
+            rig.logs.read(run_id)
             rig.poller.follow(Followed(run_id, log=True))
         for _ in range(6):
             for run_id in ids:
@@ -270,15 +275,15 @@ def test_fifty_logs_followed_for_half_an_hour(box: Sandbox, rigs: Callable[..., 
         assert set(calls[3:]) == {"simulations"}
     for run_id in ids:
         expected = box.run(run_id)["output"].encode()
-        assert rig.runs.known_log(run_id).count(b"\n") >= (6 if bulk else 2)
-        assert expected.startswith(rig.runs.known_log(run_id))
+        assert rig.logs.cached(run_id).count(b"\n") >= (6 if bulk else 2)
+        assert expected.startswith(rig.logs.cached(run_id))
 
 
 def test_a_command_makes_the_next_looks_quick(box: Sandbox, rigs: Callable[..., Rig]) -> None:
     box.settings.hourly_limit = 100
     rig = rigs()
     run_id = rig.launch(1)[0]
-    rig.runs.recent()
+    rig.runs.fresh()
     rig.poller.follow(Followed(run_id, log=False))
     rig.pass_time(1200)
     slow = len(rig.calls(lambda: rig.pass_time(60)))
@@ -289,11 +294,11 @@ def test_a_command_makes_the_next_looks_quick(box: Sandbox, rigs: Callable[..., 
 def test_a_failing_service_is_asked_no_more_often(box: Sandbox, rigs: Callable[..., Rig]) -> None:
     rig = rigs("v1")
     run_id = rig.launch(1)[0]
-    rig.runs.recent()
+    rig.runs.fresh()
     rig.poller.follow(Followed(run_id, log=True))
     box.faults.add("simulations", "status", status=400)
     assert 3 < len(rig.calls(lambda: rig.pass_time(300))) <= 300 / TTL
     box.faults.clear()
     rig.say(run_id, "back\n")
     rig.pass_time(600)
-    assert rig.runs.known_log(run_id) == b"back\n"
+    assert rig.logs.cached(run_id) == b"back\n"

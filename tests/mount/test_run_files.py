@@ -117,7 +117,7 @@ def test_pictures_of_other_forms(box: Sandbox, mount: MountFactory) -> None:
     stored = next(each for each in images.iterdir() if each.is_symlink())
     assert stored.read_bytes() == box.files()["case/heat.ini"]
     assert errno_of(lambda: (images / "image-4.png").read_bytes()) == errno.EIO
-    assert "neither a link nor a picture" in sims.read("error")
+    assert "neither a link nor an image" in sims.read("error")
 
 
 def test_an_old_link_to_a_picture_is_renewed(box: Sandbox, mount: MountFactory) -> None:
