@@ -99,41 +99,33 @@ def names() -> list[str]:
 
 
 def with_url(name: str, url: str) -> str:
-    """The file's text with `url` as the address of the profile `name`, all else as it stands. Raises ConfigError."""
+    """The file's text with `url` as the address of the profile `name`. All else stays as it is written, comments too.
+
+    Raises ConfigError.
+    """
+    import tomlkit  # only `login` needs it, and it takes longer to load than the rest of a short command
+
     file = config_file()
-    _content()  # do not touch a file that cannot be read
+    wanted = _content()  # raises for a file that cannot be read
+    wanted.setdefault("profiles", {}).setdefault(name, {})["url"] = url
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        lines = []
-    heading, line = f"[profiles.{name}]", f"url = {json.dumps(url)}"
-    found = [number for number, each in enumerate(lines) if each.partition("#")[0].replace(" ", "") == heading]
-    if not found:
-        lines += ["", heading, line] if lines else [heading, line]
-    else:
-        start = found[0] + 1
-        end = next((n for n in range(start, len(lines)) if lines[n].lstrip().startswith("[")), len(lines))
-        old = [n for n in range(start, end) if re.match(r"\s*[\"']?url[\"']?\s*=", lines[n])]
-        if old:
-            lines[old[0]] = line
-        else:
-            lines.insert(start, line)
-    text = "\n".join(lines) + "\n"
-    if not _says(text, name, url):
-        raise ConfigError(f"{file}: the profile is not written as [profiles.{name}]; put {line} into it yourself")
-    return text
+        document = tomlkit.parse(file.read_text(encoding="utf-8") if file.exists() else "")
+        if "profiles" not in document:
+            document["profiles"] = tomlkit.table(is_super_table=True)  # without a heading of its own
+        if name not in document["profiles"]:
+            document["profiles"][name] = tomlkit.table()
+        document["profiles"][name]["url"] = url
+        text = tomlkit.dumps(document)
+        if tomllib.loads(text) == wanted:
+            return text
+    except (tomlkit.exceptions.TOMLKitError, ValueError, TypeError):
+        pass  # TOML has more ways to write a table than can be added to
+    line = f"url = {json.dumps(url)}"
+    raise ConfigError(f"{file}: the profile is not written as [profiles.{name}]; put {line} into it yourself")
 
 
 def write(text: str) -> None:
     write_private(config_file(), text)
-
-
-def _says(text: str, name: str, url: str) -> bool:
-    """Whether the file is still one, and says what was meant: TOML has more ways to write a table than one."""
-    try:
-        return bool(tomllib.loads(text)["profiles"][name]["url"] == url)
-    except (tomllib.TOMLDecodeError, KeyError, TypeError):
-        return False
 
 
 def _content() -> dict[str, Any]:

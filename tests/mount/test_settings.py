@@ -214,6 +214,16 @@ def test_a_stored_key_goes_to_its_own_service_only(home: Path, write_config: Wri
 # -- the file --------------------------------------------------------------------------------------------------
 
 
+def test_login_keeps_comments_wherever_they_stand(write_config: WriteConfig) -> None:
+    text = (
+        "# top\n\n# about work\n[profiles.work]\n# the address\nurl = 'https://old'  # from the lab\n# last\n\n"
+        "# about b\n[profiles.b]\nttl = 3\n"
+    )
+    write_config(text)
+    assert profiles.with_url("work", "https://new") == text.replace("'https://old'", '"https://new"')
+    assert profiles.with_url("c", "https://new") == f'{text}\n[profiles.c]\nurl = "https://new"\n'
+
+
 def test_login_leaves_the_rest_of_the_file_alone(write_config: WriteConfig) -> None:
     file = write_config(
         "# mine\nttl = 5  # short\n\n[profiles.work]  # the lab\nttl = 6\nurl = 'old'\n[profiles.b]\n"
@@ -228,8 +238,18 @@ def test_login_leaves_the_rest_of_the_file_alone(write_config: WriteConfig) -> N
     assert profiles.read("c").given["url"].text == "https://c.example"
 
 
-@pytest.mark.parametrize("text", ["profiles.work.ttl = 5\n", "profiles = { work = { ttl = 5 } }\n"])
-def test_login_does_not_break_a_file_written_in_another_way(write_config: WriteConfig, text: str) -> None:
+@pytest.mark.parametrize(
+    "text", ["profiles.work.ttl = 5\n", "profiles = { work = { ttl = 5 } }\n", "[ profiles . 'work' ]\nttl = 5"]
+)
+def test_login_takes_a_file_written_in_another_way(write_config: WriteConfig, text: str) -> None:
+    write_config(text)
+    profiles.write(profiles.with_url("work", "https://a.example"))
+    given = profiles.read("work").given
+    assert {name: setting.text for name, setting in given.items()} == {"ttl": "5", "url": "https://a.example"}
+
+
+def test_login_does_not_break_a_file_that_takes_no_table(write_config: WriteConfig) -> None:
+    text = "profiles = { b = { ttl = 5 } }\n"
     file = write_config(text)
     with pytest.raises(ConfigError, match=r'put url = "https://a\.example" into it yourself'):
         profiles.with_url("work", "https://a.example")
