@@ -1,6 +1,21 @@
-"""The commands, one module for each kind. The only package that imports click; importing it registers them all."""
+"""The commands, one module for each kind. The only package that imports click; importing it registers them all.
 
-from cloudsimfs.cli import account, completion, doctor, installing, mounting, recover, runs, sandbox, state
-from cloudsimfs.cli.base import main
+Called by the entry points, and by nobody else. Locks: none.
+"""
 
-__all__ = ["account", "completion", "doctor", "installing", "main", "mounting", "recover", "runs", "sandbox", "state"]
+from cloudsimfs.cli import account, cache, completion, doctor, installing, mounting, recover, runs, sandbox, status
+from cloudsimfs.cli.group import main
+
+__all__ = [
+    "account",
+    "cache",
+    "completion",
+    "doctor",
+    "installing",
+    "main",
+    "mounting",
+    "recover",
+    "runs",
+    "sandbox",
+    "status",
+]

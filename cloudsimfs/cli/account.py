@@ -12,7 +12,7 @@ import click
 
 from cloudsimfs import config
 from cloudsimfs.cli.adopting import note_other_keys
-from cloudsimfs.cli.base import main
+from cloudsimfs.cli.group import main
 from cloudsimfs.cli.options import options, settings_of
 from cloudsimfs.cli.table import echo_table
 from cloudsimfs.config import keys, profiles

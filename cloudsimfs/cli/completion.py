@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 from click.shell_completion import get_completion_class
 
-from cloudsimfs.cli.base import main
+from cloudsimfs.cli.group import main
 
 EPILOG = """\
 \b

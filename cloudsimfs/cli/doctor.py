@@ -10,9 +10,9 @@ from typing import Any
 import click
 
 from cloudsimfs import config
-from cloudsimfs.cli import checks as checks
-from cloudsimfs.cli.base import FAILED, main
+from cloudsimfs.cli import checks
 from cloudsimfs.cli.checks import Finding
+from cloudsimfs.cli.group import FAILED, main
 from cloudsimfs.cli.options import options, settings_of
 from cloudsimfs.config.settings import ACCOUNT
 from cloudsimfs.errors import MountError

@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 
 from cloudsimfs import config
-from cloudsimfs.cli.base import main
+from cloudsimfs.cli.group import main
 from cloudsimfs.cli.options import profile_names
 from cloudsimfs.config import profiles
 from cloudsimfs.config.settings import home

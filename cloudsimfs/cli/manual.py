@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import click
 
 from cloudsimfs import __version__
-from cloudsimfs.cli.base import EPILOG, main
+from cloudsimfs.cli.group import EPILOG, main
 from cloudsimfs.config.settings import SETTINGS
 
 NAME = "Mount a cloud simulation service as a drive, and drive its runs through files."

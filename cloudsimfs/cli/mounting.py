@@ -13,16 +13,17 @@ import click
 
 from cloudsimfs import config
 from cloudsimfs.cli.adopting import note_other_keys
-from cloudsimfs.cli.base import main
 from cloudsimfs.cli.checks import check_mounting
+from cloudsimfs.cli.drain import Offline, drain, left_behind
+from cloudsimfs.cli.group import main
+from cloudsimfs.cli.mounts import dead_mounts, mount_at_hand, read_status
 from cloudsimfs.cli.options import options, settings_of
-from cloudsimfs.cli.running import Offline, dead_mounts, drain, left_behind, mount_at_hand, read_status
 from cloudsimfs.config import mountoptions
 from cloudsimfs.config.settings import DIRECT, split_options
 from cloudsimfs.errors import ConfigError, MountError
 from cloudsimfs.host import mountpoint
 from cloudsimfs.host.daemon import notify_systemd, run_in_background
-from cloudsimfs.host.logsetup import set_up_logging
+from cloudsimfs.host.logs import set_up_logging
 from cloudsimfs.vfs import accountdir
 
 NO_WAIT = "--no-wait unmounts now, and the next mount goes on"

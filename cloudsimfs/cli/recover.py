@@ -16,9 +16,9 @@ import click
 
 from cloudsimfs import config
 from cloudsimfs.cli import adopting
-from cloudsimfs.cli.base import main
+from cloudsimfs.cli.group import main
+from cloudsimfs.cli.mounts import mount_at_hand, mount_of, read_status
 from cloudsimfs.cli.options import options, settings_of
-from cloudsimfs.cli.running import mount_at_hand, mount_of, read_status
 from cloudsimfs.control.simulations import SIMULATIONS
 from cloudsimfs.control.state import STATE
 from cloudsimfs.datacache.directory import is_mounted

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from cloudsimfs import config, paths
-from cloudsimfs.cli.running import mount_at_hand, mount_of
+from cloudsimfs.cli.mounts import mount_at_hand, mount_of
 from cloudsimfs.clock import SystemClock
 from cloudsimfs.control.simulations import SIMULATIONS, Simulations
 from cloudsimfs.control.virtual import File
@@ -64,7 +64,7 @@ def reach(top: Path | None, settings: config.Settings, *, direct: bool) -> Itera
         runs = runs_of_account(
             client,
             journal,
-            Stored(client, journal),
+            RemoteStorage(client, journal),
             NoCaches(),
             directory=account.directory,
             ttl=settings["run-ttl"],
@@ -175,7 +175,7 @@ class InProcess:
         return text.strip("/")
 
 
-class Stored:
+class RemoteStorage:
     """The storage without a mount, for a launch (`launch.Storage`)."""
 
     def __init__(self, client: Client, journal: Journal) -> None:

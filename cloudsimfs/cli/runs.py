@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from cloudsimfs.cli.base import FAILED, main
+from cloudsimfs.cli.group import FAILED, main
 from cloudsimfs.cli.options import account_options, settings_of
 from cloudsimfs.cli.runfiles import RunFiles, reach
 from cloudsimfs.cli.table import echo_table

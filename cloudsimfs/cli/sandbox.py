@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from cloudsimfs.cli.base import main
+from cloudsimfs.cli.group import main
 from cloudsimfs.errors import ConfigError
 from cloudsimfs.host.files import open_private
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from cloudsimfs.errors import CloudsimfsError, Crashed, MountError
-from cloudsimfs.host.logsetup import set_up_logging
+from cloudsimfs.host.logs import set_up_logging
 from cloudsimfs.redact import redact
 
 READY, FAILED = b"ready ", b"failed "  # what the daemon tells whoever started it, with a text after it

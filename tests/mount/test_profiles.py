@@ -82,7 +82,7 @@ def test_the_helper_of_mount_8(prepared: Mounted, profile: dict[str, str]) -> No
     """Called as mount(8) does it; cloudsimfs install-service --system puts it into /sbin."""
 
     def helper(name: str, *words: str) -> subprocess.CompletedProcess[str]:
-        program = f"from cloudsimfs.cli.helper import {name}; {name}()"
+        program = f"from cloudsimfs.cli.mounthelper import {name}; {name}()"
         command = [sys.executable, "-c", program, *words]
         env = {**client_environment(), **profile}
         return subprocess.run(command, env=env, capture_output=True, text=True, timeout=patient(60), check=False)

@@ -25,7 +25,7 @@ echo "$CONF" > fuse.conf; mount --bind fuse.conf /etc/fuse.conf
 sed "s|^nobody:.*|nobody:x:$(id -u nobody):$(id -g nobody):nobody:$HOME:/bin/sh|" /etc/passwd > passwd
 mount --bind passwd /etc/passwd
 chown -R nobody home; cd home; mkdir -m "$DRIVE" drive
-helper() { "$PYTHON" -c "$PATHS; from cloudsimfs.cli.helper import mount; mount()" "$@"; }
+helper() { "$PYTHON" -c "$PATHS; from cloudsimfs.cli.mounthelper import mount; mount()" "$@"; }
 at_boot() { HOME=/root helper work "$HOME/drive" "$@"; }
 as_user() { setpriv --reuid nobody --regid "$(id -g nobody)" --clear-groups "$@"; }
 cloudsimfs() { "$PYTHON" -c "$PATHS; from cloudsimfs.cli import main; main()" "$@"; }

@@ -72,7 +72,7 @@ def in_namespace(script: str, *, home: Path, env: Mapping[str, str]) -> subproce
 def anybodys_python() -> str:
     """An interpreter that also other users can run with this checkout, or the test is skipped."""
     need("setpriv")
-    modules = "cloudsimfs.cli.helper, cloudsimfs.fuse.binding, encodings.utf_8_sig"
+    modules = "cloudsimfs.cli.mounthelper, cloudsimfs.fuse.binding, encodings.utf_8_sig"
     check = f"import os; os.setuid(65534); {PATHS}; import {modules}"
     for python in (sys.executable, "/usr/bin/python3"):
         done = subprocess.run([python, "-c", check], cwd="/", capture_output=True, check=False, timeout=patient(30))
@@ -118,8 +118,8 @@ def programs(tmp_path: Path) -> Path:
     bin_.mkdir()
     entries = {
         "cloudsimfs": "cloudsimfs.cli:main",
-        "mount.fuse.cloudsimfs": "cloudsimfs.cli.helper:mount",
-        "umount.fuse.cloudsimfs": "cloudsimfs.cli.helper:umount",
+        "mount.fuse.cloudsimfs": "cloudsimfs.cli.mounthelper:mount",
+        "umount.fuse.cloudsimfs": "cloudsimfs.cli.mounthelper:umount",
     }
     for name, entry in entries.items():
         module, _, function = entry.partition(":")

@@ -1,12 +1,12 @@
-"""Talking to a running mount through its `.cloudsimfs/` files."""
+"""Waiting until all that was written in a mount is on the service, and saying what is not.
+
+A thread writes to the mount's `flush` file and waits there; the main thread shows how far it is.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import json
 import math
-import os
 import threading
 import time
 from concurrent.futures import Future, wait
@@ -15,10 +15,10 @@ from typing import Any
 
 import click
 
+from cloudsimfs.cli.mounts import read_status
 from cloudsimfs.control.simulations import SIMULATIONS
 from cloudsimfs.control.state import STATE
 from cloudsimfs.errors import MountError
-from cloudsimfs.host import mountpoint
 from cloudsimfs.text import agree, count, mib
 
 PROGRESS = 0.2  # seconds between looks how far the uploads are
@@ -27,65 +27,6 @@ MOST_NAMES = 3  # paths named in one line
 
 class Offline(MountError):
     """Nothing is uploaded by this mount; the next one without --offline does it."""
-
-
-def mount_of(path: Path) -> Path:
-    """The mount point above a path. Raises MountError."""
-    for top in [path.absolute(), *path.absolute().parents]:
-        if mountpoint.mount_type(top) == mountpoint.FS_TYPE:
-            return top
-    raise MountError(f"{path}: not inside a cloudsimfs mount")
-
-
-def mount_at_hand(how: str = "name one") -> Path | None:
-    """The mount we are in, else the only one that answers and lets us in; None if there is none.
-
-    Raises MountError if there are several; `how` says how to choose.
-    """
-    with contextlib.suppress(MountError, FileNotFoundError):
-        return mount_of(Path.cwd())
-    found = [top for top in mountpoint.all_mounts() if mountpoint.state(top) == "ok" and _lets_us_in(top)]
-    if len(found) > 1:
-        raise MountError(f"several mounts ({', '.join(map(str, found))}): {how}")
-    return found[0] if found else None
-
-
-def _lets_us_in(top: Path) -> bool:
-    return os.access(top / SIMULATIONS / "README", os.R_OK)
-
-
-def mount_meant(path: Path | None) -> Path:
-    """The mount above `path`, or, if none was named, the one at hand. Raises MountError."""
-    if path is not None:
-        found: Path | None = mount_of(path)
-        dead = [top for top in [found] if top and mountpoint.state(top) == "dead"]
-    else:
-        found, dead = mount_at_hand(), dead_mounts()
-    if dead and found in (None, *dead):
-        raise MountError("; ".join(map(_how_dead, dead)))
-    if found is None:
-        raise MountError("no cloudsimfs is mounted here; `cloudsimfs mount MOUNTPOINT` mounts one")
-    for top in dead:
-        click.echo(f"note: {_how_dead(top)}", err=True)
-    return found
-
-
-def dead_mounts() -> list[Path]:
-    """Those of ours whose daemon died."""
-    return [top for top in mountpoint.our_mounts() if mountpoint.state(top) == "dead"]
-
-
-def _how_dead(top: Path) -> str:
-    return (
-        f"{top}: its daemon died: `cloudsimfs mount {top}` mounts it again, nothing that was closed is lost; "
-        f"`cloudsimfs umount {top}` removes what is left of it"
-    )
-
-
-def read_status(directory: Path) -> dict[str, Any]:
-    found = json.loads((directory / STATE / "status.json").read_text())
-    assert isinstance(found, dict)
-    return found
 
 
 def drain(directory: Path, remedy: str, *, timeout: float = math.inf) -> bool:

@@ -1,4 +1,4 @@
-"""What a mount holds and does: `status`, `refresh`, `flush`, `cache`."""
+"""`cache`: what is kept on disk of files that were read, by account, mounted or not."""
 
 from __future__ import annotations
 
@@ -9,47 +9,11 @@ from typing import Any
 import click
 
 from cloudsimfs import config
-from cloudsimfs.cli.base import main
+from cloudsimfs.cli.group import main
 from cloudsimfs.cli.options import options, settings_of
-from cloudsimfs.cli.running import drain, mount_meant, mount_of
-from cloudsimfs.control.simulations import SIMULATIONS
-from cloudsimfs.control.state import STATE
 from cloudsimfs.datacache.directory import measure
-from cloudsimfs.errors import MountError
 from cloudsimfs.text import count, mib
 from cloudsimfs.vfs import accountdir
-
-
-@main.command()
-@click.argument("path", type=click.Path(path_type=Path))
-def refresh(path: Path) -> None:
-    """Have PATH, a folder or file in a mount, and all below it looked at anew."""
-    top = mount_of(path)
-    (top / STATE / "refresh").write_text(str(path.absolute()))
-
-
-@main.command()
-@click.argument("path", type=click.Path(path_type=Path), required=False)
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
-def status(path: Path | None, as_json: bool) -> None:
-    """What waits for upload, how full the cache is, and how many API calls are left, of the mount PATH is in.
-
-    Without PATH: of the mount we are in, or the only one.
-    """
-    top = mount_meant(path) / STATE
-    click.echo((top / ("status.json" if as_json else "status")).read_text(), nl=False)
-
-
-@main.command()
-@click.argument("path", type=click.Path(path_type=Path), required=False)
-def flush(path: Path | None) -> None:
-    """Wait until all that was written in the mount PATH is in is on the service.
-
-    Without PATH: in the mount we are in, or the only one.
-    """
-    top = mount_meant(path)
-    if not drain(top, "flush again later"):
-        raise MountError((top / SIMULATIONS / "error").read_text().strip())
 
 
 @main.group()

@@ -16,7 +16,7 @@ import sys
 
 import click
 
-from cloudsimfs.cli.base import WRONG_USE, main
+from cloudsimfs.cli.group import WRONG_USE, main
 from cloudsimfs.config import mountoptions
 from cloudsimfs.config.settings import split_options
 

@@ -1,0 +1,46 @@
+"""What a mount holds and does: `status`, `refresh`, `flush`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from cloudsimfs.cli.drain import drain
+from cloudsimfs.cli.group import main
+from cloudsimfs.cli.mounts import mount_meant, mount_of
+from cloudsimfs.control.simulations import SIMULATIONS
+from cloudsimfs.control.state import STATE
+from cloudsimfs.errors import MountError
+
+
+@main.command()
+@click.argument("path", type=click.Path(path_type=Path))
+def refresh(path: Path) -> None:
+    """Have PATH, a folder or file in a mount, and all below it looked at anew."""
+    top = mount_of(path)
+    (top / STATE / "refresh").write_text(str(path.absolute()))
+
+
+@main.command()
+@click.argument("path", type=click.Path(path_type=Path), required=False)
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+def status(path: Path | None, as_json: bool) -> None:
+    """What waits for upload, how full the cache is, and how many API calls are left, of the mount PATH is in.
+
+    Without PATH: of the mount we are in, or the only one.
+    """
+    top = mount_meant(path) / STATE
+    click.echo((top / ("status.json" if as_json else "status")).read_text(), nl=False)
+
+
+@main.command()
+@click.argument("path", type=click.Path(path_type=Path), required=False)
+def flush(path: Path | None) -> None:
+    """Wait until all that was written in the mount PATH is in is on the service.
+
+    Without PATH: in the mount we are in, or the only one.
+    """
+    top = mount_meant(path)
+    if not drain(top, "flush again later"):
+        raise MountError((top / SIMULATIONS / "error").read_text().strip())
