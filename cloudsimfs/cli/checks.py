@@ -23,7 +23,7 @@ from cloudsimfs.config.settings import SETTINGS, near
 from cloudsimfs.datacache.directory import is_mounted
 from cloudsimfs.errors import CloudsimfsError, ConfigError, KeyRefused, MountError
 from cloudsimfs.host import mountpoint
-from cloudsimfs.journal.journal import count_pending
+from cloudsimfs.journal.readonly import count_pending
 from cloudsimfs.service import Client, Entry
 from cloudsimfs.text import GIB, agree, count, gib
 

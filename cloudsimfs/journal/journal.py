@@ -1,4 +1,4 @@
-"""The record of everything that is not yet on the service, in SQLite (`database`).
+"""The record of everything that is not yet on the service, in SQLite (`database`, `schema`).
 
 The order of the steps of one write, which makes `close()` a promise (docs/architecture.md, invariant 1):
 
@@ -33,132 +33,24 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import astuple
 from pathlib import Path
-from typing import Any
 
 from cloudsimfs.datacache.state import ContentState
-from cloudsimfs.errors import MountError
 from cloudsimfs.inode import LocalAttr
-from cloudsimfs.journal.database import Database, rows_of
+from cloudsimfs.journal.database import Database
 from cloudsimfs.journal.rows import (
     DraftRow,
     FileRow,
     LaunchRow,
     TombstoneRow,
+    draft_row,
+    file_row,
     pack,
     pack_bytes,
     unpack,
-    unpack_bytes,
     unpack_version,
 )
+from cloudsimfs.journal.schema import DRAFTS, EVERYTHING, FILES, SCHEMA, SCHEMA_VERSION
 from cloudsimfs.service.model import Entry, LaunchRequest
-
-SCHEMA_VERSION = 2
-
-SCHEMA = """
-CREATE TABLE IF NOT EXISTS file (          -- the last closed state of each file that is not known to be listed
-  ino        INTEGER PRIMARY KEY,          -- the inode number, also after a rename
-  path       TEXT NOT NULL UNIQUE,         -- where it is now
-  state      TEXT NOT NULL CHECK (state IN (
-               'closed',                   -- to be uploaded
-               'stored')),                 -- uploaded, not yet seen in a listing
-  generation INTEGER NOT NULL,
-  uploaded   INTEGER NOT NULL,             -- 1: an upload under this path has begun since base was listed
-  base       TEXT,                         -- JSON entry under this path before our upload; NULL: none
-  stored_ns  INTEGER,                      -- the store's clock at our last upload; NULL: not known
-  backing    TEXT NOT NULL,                -- name of the backing file in the cache directory
-  size       INTEGER NOT NULL,             -- bytes; what the backing file has beyond is a draft's
-  source     TEXT,                         -- JSON entry that absent ranges are fetched from; NULL: all is local
-  etag       TEXT,                         -- the source's ETag, if a reply has told it
-  remote_end INTEGER NOT NULL,             -- bytes beyond this are local (0 if source is NULL)
-  present    TEXT NOT NULL                 -- JSON list of [start, end) below remote_end that the backing file holds
-);
-CREATE TABLE IF NOT EXISTS draft (         -- bytes written since the last close; the names as in file
-  ino        INTEGER NOT NULL,
-  path       TEXT NOT NULL,
-  generation INTEGER NOT NULL,
-  uploaded   INTEGER NOT NULL,
-  base       TEXT,
-  since_ns   INTEGER NOT NULL,             -- when it was first written to
-  kept       INTEGER NOT NULL,             -- 1: of a daemon that died, and its name has the closed state again
-  backing    TEXT NOT NULL,                -- the same as the closed state's while bytes were only appended to that
-  size       INTEGER NOT NULL,             -- when the row was made; the backing file has the true one
-  source     TEXT,
-  etag       TEXT,
-  remote_end INTEGER NOT NULL,
-  present    TEXT NOT NULL
-);
-CREATE UNIQUE INDEX IF NOT EXISTS live_draft ON draft (ino) WHERE NOT kept;
-CREATE TABLE IF NOT EXISTS folder (        -- folders made here that the service does not have (it has no mkdir)
-  path       TEXT PRIMARY KEY
-);
-CREATE TABLE IF NOT EXISTS gone (          -- names removed here: a delete to be sent, or a listing still to catch up
-  path       TEXT PRIMARY KEY,
-  entry      TEXT,                         -- JSON entry that was removed; NULL: whatever is stored there
-  is_dir     INTEGER NOT NULL,
-  below      TEXT NOT NULL,                -- JSON list of the entries under a removed folder
-  after      TEXT NOT NULL,                -- JSON list of inode numbers to be stored first (rename)
-  done       INTEGER NOT NULL              -- 1: the service has acknowledged the delete
-);
-CREATE TABLE IF NOT EXISTS launch (        -- launches whose outcome is not known yet, and those made with a key
-  id         INTEGER PRIMARY KEY,
-  request    TEXT NOT NULL,                -- JSON [cpu, ram, script, folder, nopre, mesh]
-  token      TEXT,                         -- the `key=` it was asked for with; NULL: none
-  known      TEXT NOT NULL,                -- JSON list of the runs there were before the POST
-  run        INTEGER                       -- the run it started; NULL: the POST may or may not have arrived
-);
-CREATE TABLE IF NOT EXISTS attr (          -- attributes the service has no place for
-  path       TEXT PRIMARY KEY,
-  ino INTEGER, perm INTEGER, uid INTEGER, gid INTEGER, mtime_ns INTEGER, atime_ns INTEGER, -- NULL: the default
-  version    TEXT                          -- JSON [id, size, mtime_ns] the times belong to; NULL: any
-);
-CREATE TABLE IF NOT EXISTS handover (      -- all of this is being handed to another key (`adoption`)
-  id         TEXT PRIMARY KEY,
-  target     TEXT NOT NULL                 -- the directory of that key
-);
-CREATE TABLE IF NOT EXISTS adopted (       -- the handovers that were taken in here
-  id         TEXT PRIMARY KEY
-);
-"""
-EVERYTHING = ("file", "draft", "folder", "gone", "launch", "attr", "handover")
-
-FILES = "SELECT * FROM file ORDER BY rowid"
-DRAFTS = "SELECT * FROM draft ORDER BY rowid"
-
-
-def count_pending(path: Path) -> int:
-    """How many files wait for their upload in the journal at `path`, which another mount may have open."""
-    try:
-        return int(rows_of(path, "SELECT count(*) FROM file WHERE state <> 'stored'")[0][0])
-    except MountError:
-        return 0
-
-
-def read_drafts(path: Path) -> list[DraftRow]:
-    """The drafts in the journal at `path`, which another mount may have open. Raises MountError."""
-    return [_draft(row) for row in rows_of(path, DRAFTS)]
-
-
-def read_closed(path: Path) -> list[FileRow]:
-    """The files that wait for their upload in the journal at `path`, which another mount may have open.
-
-    Raises MountError.
-    """
-    return [row for row in map(_file, rows_of(path, FILES)) if row.state == "closed"]
-
-
-def read_counts(path: Path) -> tuple[int, int, int]:
-    """How many deletes, launches of unknown outcome, and launches with a key the journal at `path` has.
-
-    Raises MountError.
-    """
-    tables = "(SELECT count(*) FROM gone WHERE NOT done), count(*) - count(run), count(run)"
-    deletes, unresolved, resolved = rows_of(path, f"SELECT {tables} FROM launch")[0]
-    return deletes, unresolved, resolved
-
-
-def has_adopted(path: Path, handover: str) -> bool:
-    """Whether the journal at `path` has taken in a handover. Raises MountError."""
-    return path.exists() and (handover,) in rows_of(path, "SELECT id FROM adopted")
 
 
 class Journal:
@@ -256,10 +148,10 @@ class Journal:
             self._db.run("DELETE FROM draft WHERE ino = ? AND NOT kept", ino)
 
     def files(self) -> list[FileRow]:
-        return [_file(row) for row in self._db.rows(FILES)]
+        return [file_row(values) for values in self._db.rows(FILES)]
 
     def drafts(self) -> list[DraftRow]:
-        return [_draft(row) for row in self._db.rows(DRAFTS)]
+        return [draft_row(values) for values in self._db.rows(DRAFTS)]
 
     def keep_draft(self, ino: int, held: ContentState) -> None:
         """The daemon that wrote it died. `held`: where its bytes are from now on."""
@@ -400,13 +292,3 @@ class Journal:
             path: LocalAttr(ino, perm, uid, gid, mtime_ns, atime_ns, unpack_version(version))
             for path, ino, perm, uid, gid, mtime_ns, atime_ns, version in rows
         }
-
-
-def _file(row: tuple[Any, ...]) -> FileRow:
-    ino, path, state, generation, uploaded, base, stored_ns, *held = row
-    return FileRow(ino, path, state, generation, bool(uploaded), unpack(base), stored_ns, unpack_bytes(*held))
-
-
-def _draft(row: tuple[Any, ...]) -> DraftRow:
-    ino, path, generation, uploaded, base, since_ns, kept, *held = row
-    return DraftRow(ino, path, generation, bool(uploaded), unpack(base), since_ns, bool(kept), unpack_bytes(*held))

@@ -1,9 +1,10 @@
-"""The rows of the journal as values, and entries as text. The schema is in `journal`. Pure."""
+"""The rows of the journal as values, and entries as text. Pure."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from typing import Any
 
 from cloudsimfs.datacache.state import ContentState
 from cloudsimfs.service.model import Entry, LaunchRequest
@@ -11,7 +12,7 @@ from cloudsimfs.service.model import Entry, LaunchRequest
 
 @dataclass(frozen=True, slots=True)
 class FileRow:
-    """One row of `file`; see the schema."""
+    """One row of the table `file`."""
 
     ino: int
     path: str
@@ -25,7 +26,7 @@ class FileRow:
 
 @dataclass(frozen=True, slots=True)
 class DraftRow:
-    """One row of `draft`; see the schema."""
+    """One row of the table `draft`."""
 
     ino: int
     path: str
@@ -39,7 +40,7 @@ class DraftRow:
 
 @dataclass(frozen=True, slots=True)
 class TombstoneRow:
-    """One row of `gone`; see the schema."""
+    """One row of the table `gone`."""
 
     path: str
     entry: Entry | None
@@ -51,7 +52,7 @@ class TombstoneRow:
 
 @dataclass(frozen=True, slots=True)
 class LaunchRow:
-    """One row of `launch`; see the schema."""
+    """One row of the table `launch`."""
 
     id: int
     request: LaunchRequest
@@ -86,3 +87,13 @@ def unpack_bytes(
 ) -> ContentState:
     ranges = tuple((start, end) for start, end in json.loads(present))
     return ContentState(backing, size, unpack(source), etag, remote_end, ranges)
+
+
+def file_row(values: tuple[Any, ...]) -> FileRow:
+    ino, path, state, generation, uploaded, base, stored_ns, *held = values
+    return FileRow(ino, path, state, generation, bool(uploaded), unpack(base), stored_ns, unpack_bytes(*held))
+
+
+def draft_row(values: tuple[Any, ...]) -> DraftRow:
+    ino, path, generation, uploaded, base, since_ns, kept, *held = values
+    return DraftRow(ino, path, generation, bool(uploaded), unpack(base), since_ns, bool(kept), unpack_bytes(*held))

@@ -31,7 +31,8 @@ from cloudsimfs.datacache.directory import LAUNCH_LOCK, LOCAL, lock_directory, l
 from cloudsimfs.errors import MountError
 from cloudsimfs.host.disk import copy_file, disk_failure
 from cloudsimfs.host.files import fsync_path, make_private
-from cloudsimfs.journal.journal import Journal, has_adopted, read_closed, read_counts, read_drafts
+from cloudsimfs.journal.journal import Journal
+from cloudsimfs.journal.readonly import has_adopted, read_closed, read_counts, read_drafts
 from cloudsimfs.journal.rows import DraftRow, FileRow, TombstoneRow
 from cloudsimfs.listings import store
 from cloudsimfs.text import agree, count, listed

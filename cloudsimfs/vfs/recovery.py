@@ -25,7 +25,7 @@ from cloudsimfs.datacache.directory import is_mounted, missing_bytes
 from cloudsimfs.errors import Cancelled, Invalid, IsDirectory, NotFound, TimedOut
 from cloudsimfs.host.disk import copy_file
 from cloudsimfs.inode import Inode, LocalAttr
-from cloudsimfs.journal.journal import read_closed, read_drafts
+from cloudsimfs.journal.readonly import read_closed, read_drafts
 from cloudsimfs.journal.rows import DraftRow, FileRow
 from cloudsimfs.vfs.attrs import fresh_ino
 from cloudsimfs.vfs.handles import Handles

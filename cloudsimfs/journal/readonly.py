@@ -1,0 +1,49 @@
+"""Reading a journal that another mount may have open, without opening it as one's own.
+
+Each function reads once; what it says may be out of date when it returns. Threading: none of its own.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cloudsimfs.errors import MountError
+from cloudsimfs.journal.database import rows_of
+from cloudsimfs.journal.rows import DraftRow, FileRow, draft_row, file_row
+from cloudsimfs.journal.schema import DRAFTS, FILES
+
+
+def count_pending(path: Path) -> int:
+    """How many files wait for their upload in the journal at `path`, which another mount may have open."""
+    try:
+        return int(rows_of(path, "SELECT count(*) FROM file WHERE state <> 'stored'")[0][0])
+    except MountError:
+        return 0
+
+
+def read_drafts(path: Path) -> list[DraftRow]:
+    """The drafts in the journal at `path`, which another mount may have open. Raises MountError."""
+    return [draft_row(values) for values in rows_of(path, DRAFTS)]
+
+
+def read_closed(path: Path) -> list[FileRow]:
+    """The files that wait for their upload in the journal at `path`, which another mount may have open.
+
+    Raises MountError.
+    """
+    return [row for row in map(file_row, rows_of(path, FILES)) if row.state == "closed"]
+
+
+def read_counts(path: Path) -> tuple[int, int, int]:
+    """How many deletes, launches of unknown outcome, and launches with a key the journal at `path` has.
+
+    Raises MountError.
+    """
+    tables = "(SELECT count(*) FROM gone WHERE NOT done), count(*) - count(run), count(run)"
+    deletes, unresolved, resolved = rows_of(path, f"SELECT {tables} FROM launch")[0]
+    return deletes, unresolved, resolved
+
+
+def has_adopted(path: Path, handover: str) -> bool:
+    """Whether the journal at `path` has taken in a handover. Raises MountError."""
+    return path.exists() and (handover,) in rows_of(path, "SELECT id FROM adopted")
