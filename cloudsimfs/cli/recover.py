@@ -24,7 +24,7 @@ from cloudsimfs.control.state import STATE
 from cloudsimfs.datacache.directory import is_mounted
 from cloudsimfs.errors import ConfigError, MountError
 from cloudsimfs.text import agree, count
-from cloudsimfs.vfs.recovery import Draft, copy_out, find_drafts
+from cloudsimfs.vfs.drafts import Draft, copy_out, find_drafts
 
 
 @main.command()

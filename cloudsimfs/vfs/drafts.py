@@ -1,0 +1,80 @@
+"""Drafts as users see them: what was being written to files when a daemon died; listed and copied, mounted or not.
+
+Of a directory that is not mounted, the closed files that wait for their upload are listed, too. Nothing is changed
+here; `recovery` does that in a mount. Threading: none of its own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from cloudsimfs import paths
+from cloudsimfs.datacache.directory import is_mounted, missing_bytes
+from cloudsimfs.host.disk import copy_file
+from cloudsimfs.journal.readonly import read_closed, read_drafts
+from cloudsimfs.journal.rows import DraftRow, FileRow
+from cloudsimfs.vfs.names import is_local_name
+
+ID_LENGTH = 8  # letters of the backing file's name
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """One of them, as users see it. Sizes in bytes."""
+
+    id: str
+    path: str
+    size: int
+    since_ns: int  # when it was first written to, ns since the epoch
+    missing: int  # bytes that are only on the service
+    file: str  # the backing file
+    shown: bool  # its name has it; else that has the last closed state
+    closed: bool = False  # no draft: it waits for its upload in a directory that is not mounted
+
+
+def draft_of(row: DraftRow, data: Path) -> Draft:
+    """The draft of a row, whose bytes are in the folder `data`."""
+    file = data / row.bytes.backing
+    size = file.stat().st_size if file.exists() else 0
+    missing = missing_bytes(data, replace(row.bytes, size=size))
+    return Draft(row.bytes.backing[:ID_LENGTH], row.path, size, row.since_ns, missing, str(file), not row.kept)
+
+
+def _closed_of(row: FileRow, data: Path) -> Draft:
+    file = data / row.bytes.backing
+    since_ns = file.stat().st_mtime_ns if file.exists() else 0
+    missing = missing_bytes(data, row.bytes)
+    size = row.bytes.size
+    return Draft(row.bytes.backing[:ID_LENGTH], row.path, size, since_ns, missing, str(file), shown=True, closed=True)
+
+
+def find_drafts(directory: Path) -> list[Draft]:
+    """What a cache directory has, and what waits there for its upload. While it is mounted, that goes up, and what is
+    being written now is no draft.
+    """
+    mounted, data, journal = is_mounted(directory), directory / "data", directory / "journal.db"
+    if not journal.exists():
+        return []
+    drafts = [row for row in read_drafts(journal) if row.kept or not mounted]
+    closed = [] if mounted else read_closed(journal)
+    found = [*(draft_of(row, data) for row in drafts), *(_closed_of(row, data) for row in closed)]
+    return [draft for draft in found if not is_local_name(paths.name(draft.path))]
+
+
+def copy_out(draft: Draft, directory: Path, taken: Collection[Path] = ()) -> Path:
+    """Copy a draft into `directory` under its path; never over another file. Returns where it is."""
+    target = directory / draft.path
+    if draft.missing:
+        target = target.with_name(f"{target.name}.partial")
+    if target in taken or target.exists():
+        target = target.with_name(f"{target.name}.{draft.id}")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if Path(draft.file).exists():
+        copy_file(Path(draft.file), target, draft.size)
+    else:  # a stored file that was renamed: nothing of it is here
+        target.touch(0o600)
+        os.truncate(target, draft.size)
+    return target
