@@ -8,7 +8,7 @@ import json
 import sys
 import time
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -62,32 +62,51 @@ def recover(
     """
     elsewhere, of_service = bool(given["cache_dir"] or given["url"]), bool(given["url"] or given["profile"])
     settings = settings_of(given)
+    wanted = _Wanted(save, ("*", *upload) if upload_all else upload, discard, yes)
     if adopt or source is not None:
-        if not adopt or save or upload or upload_all or discard:
+        if not adopt or wanted.anything:
             raise ConfigError(
                 "--adopt goes with --from, --yes and the account's options only, --from with --adopt only"
             )
         adopting.adopt(config.account(settings).directory, source, yes=yes)
         return
-    wanted = ("*", *upload) if upload_all else upload
     top = _mount(path, elsewhere=elsewhere)
     drafts = _listed(top) if top is not None else []
     places = _other_keys(top) if top is not None else _places(settings, of_service=of_service)
     kept = [draft for place in places for draft in find_drafts(place)]
-    if not (save or wanted or discard) or not (drafts or kept or upload or discard):
+    if not wanted.anything or not (drafts or kept or upload or discard):
         _show([*drafts, *kept], as_json=as_json)
-        return
-    if top is None and (wanted or discard):
+    else:
+        _deal_with(top, drafts, kept, wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What is to be done with drafts: `save` them in a directory, `upload` and `discard` those of these names."""
+
+    save: Path | None
+    upload: tuple[str, ...]
+    discard: tuple[str, ...]
+    yes: bool
+
+    @property
+    def anything(self) -> bool:
+        return bool(self.save or self.upload or self.discard)
+
+
+def _deal_with(top: Path | None, drafts: list[Draft], kept: list[Draft], wanted: _Wanted) -> None:
+    """`drafts` are those of the mount at `top`; `kept` those of directories that are not mounted."""
+    if top is None and (wanted.upload or wanted.discard):
         raise MountError("mount the storage first: without it, what is kept can only be listed and saved")
-    if save is not None:
-        _save(top, drafts, save)
-        _save(None, kept, save)
-    if top is not None and wanted:
-        for draft in _named(drafts, wanted):
+    if wanted.save is not None:
+        _save(top, drafts, wanted.save)
+        _save(None, kept, wanted.save)
+    if top is not None and wanted.upload:
+        for draft in _named(drafts, wanted.upload):
             _command(top, "upload", draft)
             click.echo(f"/{draft.path}: to be uploaded")
-    if top is not None and discard:
-        _discard(top, _named(drafts, discard), asked=yes)
+    if top is not None and wanted.discard:
+        _discard(top, _named(drafts, wanted.discard), asked=wanted.yes)
 
 
 def _mount(path: Path | None, *, elsewhere: bool) -> Path | None:
