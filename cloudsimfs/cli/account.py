@@ -1,4 +1,4 @@
-"""`login`, `logout` and `config`: whose account it is, and what holds for it."""
+"""`login`, `logout` and `config`: the profile's account and its settings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from cloudsimfs.service.endpoint import check_base_url
 LOGIN_EPILOG = """\
 \b
 Examples:
-  cloudsimfs login                                           asks for what it needs
+  cloudsimfs login                                           asks for the address and the key
   cloudsimfs login --url https://service.example --license license.json
   cloudsimfs login --profile work --keyring
   pass show service | cloudsimfs login --url https://service.example
@@ -39,9 +39,9 @@ only you can read, or with --keyring into the desktop's keyring.
 @main.command(epilog=LOGIN_EPILOG)
 @options("url", "api", "key-in-query")
 @click.option("--license", "license_file", type=click.Path(path_type=Path), help="The service's license file.")
-@click.option("--keyring", is_flag=True, help="Keep the key in the desktop's keyring.")
+@click.option("--keyring", is_flag=True, help="Store the key in the desktop's keyring.")
 def login(license_file: Path | None, keyring: bool, **given: Any) -> None:
-    """Check an address and an API key, and keep them for the profile."""
+    """Check an address and an API key, and store them for the profile."""
     settings = settings_of(given, new=True)
     _refuse_shadowed(settings)
     if keyring:
@@ -57,7 +57,7 @@ def login(license_file: Path | None, keyring: bool, **given: Any) -> None:
 
 
 def _keep(profile: str, url: str, key: str, *, keyring: bool) -> str:
-    """Store both; where the key went."""
+    """Store the address and the key. Returns where the key is now."""
     text = profiles.with_url(profile, url)
     keys.forget(profile)  # the old key must never meet the new address
     profiles.write(text)
@@ -68,12 +68,15 @@ def _keep(profile: str, url: str, key: str, *, keyring: bool) -> str:
 
 
 def _refuse_shadowed(settings: config.Settings) -> None:
-    """A key that is stored where another one wins would be a riddle later."""
+    """Refuse to store a key that another one takes precedence over: the user would wonder later."""
     named = settings.values["key-file"]
     if os.environ.get(keys.VARIABLE, "").strip():
-        raise ConfigError(f"{keys.VARIABLE} is set and would win over what is stored: unset {keys.VARIABLE}")
+        raise ConfigError(f"{keys.VARIABLE} is set and takes precedence over a stored key: unset {keys.VARIABLE}")
     if named.value is not None:
-        raise ConfigError(f"{named.source} names the key file {named.value}, which would win: remove that setting")
+        raise ConfigError(
+            f"{named.source} names the key file {named.value}, which takes precedence over a stored key: "
+            "remove that setting"
+        )
 
 
 def _url(settings: config.Settings) -> str:
@@ -87,7 +90,7 @@ def _url(settings: config.Settings) -> str:
 
 
 def _ask_for_key(url: str) -> Credentials:
-    """From the terminal, unseen, or the first line of a pipe."""
+    """Read the key from the terminal, without echo, or from the first line of a pipe."""
     if sys.stdin.isatty():
         key = click.prompt(f"API key for {url} (not shown)", hide_input=True, err=True)
     else:
@@ -97,7 +100,7 @@ def _ask_for_key(url: str) -> Credentials:
 
 
 def _check(settings: config.Settings, url: str, key: str) -> None:
-    """One call: a lookup that changes nothing, in v1, which every account has, unless v2 was asked for."""
+    """Make one call that changes nothing: in v1, which every account may use, unless v2 was asked for."""
     api: config.Api = "v2" if settings["api"] == "v2" else "v1"
     with connect(base_url=url, key=key, api=api, key_in_query=settings["key-in-query"]) as client:
         try:
@@ -105,13 +108,13 @@ def _check(settings: config.Settings, url: str, key: str) -> None:
         except KeyRefused as error:
             raise KeyRefused(f"{url} does not accept this key; nothing was stored: {error}") from None
         except ServiceError as error:
-            raise MountError(f"{url} is not known to be the service; nothing was stored: {error}") from None
+            raise MountError(f"{url} does not answer as the service does; nothing was stored: {error}") from None
 
 
 @main.command()
 @options()
 def logout(**given: Any) -> None:
-    """Remove the key that `login` stored for the profile; its settings and what waits for upload stay."""
+    """Remove the key that `login` stored for the profile. Its settings stay, and so does what waits for upload."""
     settings = settings_of(given, new=True)
     found = keys.forget(settings.profile)
     if not found and settings.profile not in (profiles.DEFAULT, *profiles.names()):
@@ -121,14 +124,14 @@ def logout(**given: Any) -> None:
 
 @main.group("config")
 def config_group() -> None:
-    """The settings: where they come from and what they are."""
+    """The settings and where they come from."""
 
 
 @config_group.command()
 @options()
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def show(as_json: bool, **given: Any) -> None:
-    """Every setting in effect for the profile, and where it comes from. Keys are not shown."""
+    """Show every setting of the profile, and where it comes from. Keys are not shown."""
     settings = settings_of(given)
     shown = dict(settings.values) | {"api-key": _key(settings)}
     if as_json:
@@ -152,14 +155,14 @@ def _key(settings: config.Settings) -> config.Value:
 
 
 def _plain(name: str, value: Any) -> Any:
-    """As JSON can have it."""
+    """The value as JSON can hold it."""
     if name == "umask":
         return f"{value:03o}"
     return redact(str(value)) if isinstance(value, (str, Path)) else value
 
 
 def _text(name: str, each: config.Value) -> str:
-    """As it was written, but a path as it is understood."""
+    """The value as the user wrote it; a path is absolute."""
     if isinstance(each.value, Path):
         return str(each.value)
     return f"({SETTINGS[name].unset})" if each.text is None else redact(each.text)

@@ -1,4 +1,4 @@
-"""What waits under another key of the service: `login` and `mount` say so, `recover --adopt` hands it over."""
+"""What waits under another key of the service: `login` and `mount` mention it, `recover --adopt` takes it over."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cloudsimfs.vfs.adoption import Waiting
 
 
 def note_other_keys(directory: Path) -> None:
-    """Say what waits under other keys of the service whose account's directory this is."""
+    """Print a note for each other key under which something waits. `directory` is the present account's."""
     for other in _others(directory):
         try:
             waits = adoption.waiting(other)
@@ -27,7 +27,7 @@ def note_other_keys(directory: Path) -> None:
             click.echo(
                 f"note: {_told(waits)} under another key, in {other}: `cloudsimfs recover` lists files; "
                 "if that was an earlier key of this account, `cloudsimfs recover --adopt` (while it is not mounted) "
-                "hands all of it to this one, else mount with it",
+                "hands all of it to the present key; otherwise mount with that key",
                 err=True,
             )
 
@@ -44,7 +44,7 @@ def _others(directory: Path) -> list[Path]:
 
 
 def adopt(directory: Path, given: Path | None, *, yes: bool) -> None:
-    """Hand what waits under other keys, or under that of the directory `given`, to the account at `directory`."""
+    """Hand what waits under other keys, or only in the directory `given`, to the account at `directory`."""
     sources = [_named(directory, given)] if given else list(filter(_has_something, _others(directory)))
     if not sources:
         click.echo("nothing waits under another key", err=True)
@@ -71,13 +71,15 @@ def _named(directory: Path, given: Path) -> Path:
 
 def _confirmed(source: Path, waits: Waiting) -> bool:
     if not sys.stdin.isatty():
-        raise MountError(f"{source}: whether its key is an earlier one of this account, only you know: say --yes")
+        raise MountError(
+            f"{source}: only you know whether its key is an earlier one of this account: confirm with --yes"
+        )
     text = f"{waits or 'nothing but launches that are done'} in {source}: was that an earlier key of this account?"
-    return click.confirm(f"{text} Then it is handed to the present one")
+    return click.confirm(f"{text} If so, it is handed to the present key")
 
 
 def _hand_over(source: Path, directory: Path, waits: Waiting) -> None:
     moved = adoption.adopt(source, directory)
     for before, after in moved:
         click.echo(f"/{before} was written with this key, too: what is adopted becomes /{after}")
-    click.echo(f"adopted {waits or 'what there was'} of {source}; the next mount goes on")
+    click.echo(f"adopted {waits or 'what there was'} of {source}; the next mount continues with it")

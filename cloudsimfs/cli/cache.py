@@ -1,4 +1,4 @@
-"""`cache`: what is kept on disk of files that were read, by account, mounted or not."""
+"""`cache`: the contents of files that are kept on disk, by account, mounted or not."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from cloudsimfs.vfs import accountdir
 
 @main.group()
 def cache() -> None:
-    """What is kept on disk of files that were read: by account, mounted or not."""
+    """The contents of files that are kept on disk, by account, mounted or not."""
 
 
 @cache.command()
 @options("url", "cache-dir")
 @click.option("--json", "as_json", is_flag=True, help="For programs; sizes in bytes.")
 def show(as_json: bool, **given: Any) -> None:
-    """How much the cache holds, and where."""
+    """Show how much the cache holds, and where."""
     found = {str(directory): measure(directory) for directory in _account_dirs(given)}
     if as_json:
         click.echo(json.dumps({place: {"bytes": used, "files": files} for place, (used, files) in found.items()}))
@@ -37,12 +37,12 @@ def show(as_json: bool, **given: Any) -> None:
 @cache.command()
 @options("url", "cache-dir")
 def clear(**given: Any) -> None:
-    """Remove what is cached and stored on the service; what waits for its upload stays. Not while it is mounted."""
+    """Remove cached contents that the service has; what waits for upload stays. Not while the account is mounted."""
     for directory in _account_dirs(given):
         click.echo(f"{directory}: {mib(accountdir.clear(directory))} freed")
 
 
 def _account_dirs(given: dict[str, Any]) -> list[Path]:
-    """Of all accounts below the cache directory, or of those at one service."""
+    """The directories of all accounts below the cache directory, or of those at one service."""
     settings = settings_of(given)
     return config.account_dirs(settings["cache-dir"], settings["url"])

@@ -1,4 +1,4 @@
-"""What can be wrong with a machine, its mounts and an account: one finding each, with the exact remedy.
+"""Checks of a machine, its mounts and an account. Each yields a finding with the exact remedy.
 
 Each check looks at one thing and changes nothing. Only `check_service` makes calls, two at most.
 """
@@ -29,16 +29,16 @@ from cloudsimfs.text import GIB, agree, count, gib
 
 Level = Literal["ok", "warning", "failure"]
 
-KEPT_DAYS = 60  # the service deletes a file so long after it was stored (docs/service.md, "Limits")
+KEPT_DAYS = 60  # the service deletes a file this long after it was stored (docs/service.md, "Limits")
 WARN_DAYS = 7
-SKEW = 60.0  # seconds of the clock that still do no harm
+SKEW = 60.0  # seconds the clock may be wrong without harm
 LOW_DISK = GIB  # bytes
 DAY = 86400.0
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was looked at, how it is, and what to do about it. `repair` does that, where it is safe."""
+    """What was checked, its state, and what to do about it. `repair` does that, where it is safe."""
 
     what: str
     level: Level
@@ -115,9 +115,7 @@ def check_mountpoint(place: Path) -> Finding:
 
 
 def check_mounting(place: Path, settings: config.Settings) -> None:
-    """Raises MountError with all that keeps the user from mounting there, and each remedy: nobody learns of them
-    one after the other.
-    """
+    """Raises MountError with everything that keeps the user from mounting there, and each remedy, at once."""
     found = (check_device(), check_fuse_conf(settings), check_mountpoint(place))
     wrong = [f"{each.what}: {each.text}; do: {each.remedy}" for each in found if each.level == "failure"]
     if wrong:
@@ -135,20 +133,20 @@ def check_updatedb(file: Path = Path("/etc/updatedb.conf")) -> Finding:
     try:
         found = re.search(r'^\s*PRUNEFS\s*=\s*"?([^"\n]*)', file.read_text(), re.MULTILINE)
     except OSError:
-        return Finding("updatedb", "ok", "not installed: nothing walks over the mount at night")
+        return Finding("updatedb", "ok", "not installed: nothing scans the mount at night")
     if found is not None and mountpoint.FS_TYPE in found[1].split():
-        return Finding("updatedb", "ok", "leaves the mount alone")
+        return Finding("updatedb", "ok", "skips the mount")
     remedy = f"""sudo sed -i 's/^\\s*PRUNEFS\\s*=\\s*"/&{mountpoint.FS_TYPE} /' {file}"""
     if found is None:
         remedy = f"""echo 'PRUNEFS="{mountpoint.FS_TYPE}"' | sudo tee -a {file}"""
-    return Finding("updatedb", "warning", "walks over the mount at night, which costs API calls", remedy)
+    return Finding("updatedb", "warning", "scans the mount at night, which costs API calls", remedy)
 
 
 def check_environment() -> Finding:
     known = {row.variable for row in SETTINGS.values()} | {keys.VARIABLE, config.PROFILE_VARIABLE}
     unknown = sorted(name for name in os.environ if name.startswith("CLOUDSIMFS_") and name not in known)
     if not unknown:
-        return Finding("environment", "ok", "holds no setting that is unknown")
+        return Finding("environment", "ok", "has no unknown CLOUDSIMFS_ variable")
     text = ", ".join(f"{name} is no setting{near(name, known)}" for name in unknown)
     return Finding("environment", "warning", text, f"unset {' '.join(unknown)}")
 
@@ -200,7 +198,7 @@ def check_pending(settings: config.Settings) -> Finding:
         return Finding("pending", "warning", f"not on the service yet: {text}", remedy)
     text = ", ".join(f"{count(files, 'file')} in {place}, which is mounted," for place, files in waiting.items())
     are = agree(sum(waiting.values()), "is", "are")
-    return Finding("pending", "ok", f"{text} {are} to be uploaded; `cloudsimfs status` says how far it is")
+    return Finding("pending", "ok", f"{text} {are} to be uploaded; `cloudsimfs status` shows the progress")
 
 
 # -- the account -----------------------------------------------------------------------------------------------
@@ -221,7 +219,7 @@ def _login(settings: config.Settings) -> str:
 def check_service(
     client: Client, settings: config.Settings, *, now: Callable[[], float] = time.time
 ) -> Iterator[Finding]:
-    """Ask the service: the version and all entries, which prove the address, the key and the clock, too."""
+    """Ask the service for its version and all entries: this proves the address, the key and the clock, too."""
     try:
         version = client.api_version
         entries = client.list_all()
@@ -259,7 +257,7 @@ def _budget(client: Client) -> Finding:
 
 
 def _old_files(files: list[Entry], now: float) -> Finding:
-    """What the service will delete within a week."""
+    """Warn of files that the service will delete within a week."""
     limit = now - (KEPT_DAYS - WARN_DAYS) * DAY
     old = sorted((file.mtime_ns / 1e9, file.path) for file in files if file.mtime_ns and file.mtime_ns / 1e9 < limit)
     if not old:

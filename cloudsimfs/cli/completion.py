@@ -1,4 +1,4 @@
-"""`completion`: the shell's script that completes our commands and options."""
+"""`completion`: the script with which a shell completes our commands and options."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cloudsimfs.cli.group import main
 
 EPILOG = """\
 \b
-To have it in every new shell:
+To load it in every new shell:
   cloudsimfs completion bash > ~/.local/share/bash-completion/completions/cloudsimfs
   cloudsimfs completion zsh  > a directory of your $fpath, as _cloudsimfs
   cloudsimfs completion fish > ~/.config/fish/completions/cloudsimfs.fish

@@ -1,4 +1,4 @@
-"""`doctor`: what is wrong, and how to mend it."""
+"""`doctor`: finds what is wrong, and says how to fix it."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ EPILOG = """\
 Examples:
   cloudsimfs doctor
   cloudsimfs doctor --offline       no API call
-  cloudsimfs doctor --fix           also unmounts what a dead daemon left
+  cloudsimfs doctor --fix           also unmounts dead mounts
 
-Exit status: 0 if nothing stops you from working (warnings may be there); 1 if something does.
+Exit status: 0 if nothing keeps you from working (there may be warnings), else 1.
 """
 
 _COLOURS = {"ok": "green", "warning": "yellow", "failure": "red"}
@@ -35,14 +35,14 @@ _COLOURS = {"ok": "green", "warning": "yellow", "failure": "red"}
 @click.option("--fix", is_flag=True, help="Unmount dead mounts without asking.")
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def doctor(fix: bool, as_json: bool, **given: Any) -> None:
-    """Look at this machine, its mounts and the account; at most 2 API calls, none with --offline."""
+    """Check this machine, its mounts and the account. Makes at most 2 API calls, none with --offline."""
     settings = settings_of(given)
     found = []
     for finding in _findings(settings):
-        mended = _mended(finding, fix=fix, ask=not as_json)
-        found.append(mended)
+        finding = _repaired(finding, fix=fix, ask=not as_json)
+        found.append(finding)
         if not as_json:
-            _show(mended)
+            _show(finding)
     if as_json:
         click.echo(json.dumps([_plain(finding) for finding in found]))
     if any(finding.level == "failure" for finding in found):
@@ -66,8 +66,8 @@ def _findings(settings: config.Settings) -> Iterator[Finding]:
             yield from checks.check_service(client, settings)
 
 
-def _mended(finding: Finding, *, fix: bool, ask: bool) -> Finding:
-    """The finding, or what became of it."""
+def _repaired(finding: Finding, *, fix: bool, ask: bool) -> Finding:
+    """The finding, or what it is after its repair."""
     if finding.repair is None:
         return finding
     if not fix:

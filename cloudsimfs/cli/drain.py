@@ -21,8 +21,8 @@ from cloudsimfs.control.state import STATE
 from cloudsimfs.errors import MountError
 from cloudsimfs.text import agree, count, mib
 
-PROGRESS = 0.2  # seconds between looks how far the uploads are
-MOST_NAMES = 3  # paths named in one line
+PROGRESS = 0.2  # seconds between updates of the progress bar
+MOST_NAMES = 3  # paths in one line
 
 
 class Offline(MountError):
@@ -30,11 +30,11 @@ class Offline(MountError):
 
 
 def drain(directory: Path, remedy: str, *, timeout: float = math.inf) -> bool:
-    """Have everything uploaded, showing how far it is. Raises MountError with what remains; Ctrl-C says it too.
+    """Have everything uploaded, and show the progress. Raises MountError with what remains; Ctrl-C prints that, too.
 
-    False if a file is still open for writing. `remedy` is what the command that waits can do instead. After `timeout`
-    seconds, rounded up to what one write to `flush` takes, it is as if an upload had failed. Raises Offline if the
-    mount is, and something waits.
+    Returns False if a file is still open for writing. `remedy` tells the user what to do instead of waiting. The wait
+    ends `timeout` seconds later as if an upload had failed; one write to `flush` is not cut short. Raises Offline if
+    the mount is offline and something waits.
     """
     outcome: Future[bool] = Future()
     deadline = time.monotonic() + timeout
@@ -48,7 +48,7 @@ def drain(directory: Path, remedy: str, *, timeout: float = math.inf) -> bool:
 
 
 def _flush(directory: Path, remedy: str, outcome: Future[bool], deadline: float) -> None:
-    """Wait until all is stored, in writes of bounded length each."""
+    """Wait until all is stored: one write to `flush` after the other, each of which the mount answers in time."""
     while True:
         try:
             (directory / STATE / "flush").write_text("1")
@@ -72,7 +72,7 @@ def _flush(directory: Path, remedy: str, outcome: Future[bool], deadline: float)
 
 
 def _show_progress(directory: Path, outcome: Future[bool]) -> None:
-    """A bar in bytes; a delete counts as one."""
+    """Show a bar that counts bytes; a delete counts as one byte."""
     status = read_status(directory)
     total = _left(status)
     with click.progressbar(length=total, label="uploading", hidden=status["offline"] or not total) as bar:
@@ -87,7 +87,7 @@ def _left(status: dict[str, Any]) -> int:
 
 
 def amount(jobs: list[dict[str, Any]]) -> str:
-    """How much there is to be done, of `pending` of the status."""
+    """The number and the size of jobs, which are those in `pending` of the status."""
     return f"{count(len(jobs), 'operation')} ({mib(sum(job['size'] - job['sent'] for job in jobs))})"
 
 
@@ -112,7 +112,7 @@ def _last_error(directory: Path) -> str:
 
 
 def left_behind(directory: Path) -> str:
-    """What an unmount now leaves for the next mount, in one line."""
+    """One line that says what an unmount now leaves for the next mount."""
     status = read_status(directory)
     jobs = status["pending"]
     if not jobs:  # what was refused waits for nothing

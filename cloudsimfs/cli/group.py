@@ -1,4 +1,4 @@
-"""The group all commands hang on. Every failure is one line on stderr; the exit status says whose fault it is."""
+"""The group that all commands belong to. A failure is one line on stderr; the exit status says whose fault it is."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ Examples:
   cp -r case1 ~/cloud
   cloudsimfs status ~/cloud
   cloudsimfs umount ~/cloud
-  cloudsimfs doctor                                  what is wrong, and how to mend it
+  cloudsimfs doctor                                  what is wrong, and how to fix it
 
-Exit status: 0 all went well; 1 it failed, for the reason on stderr; 2 the command line, an environment variable or
-the profile is wrong, and nothing was done; 130 interrupted. Commands that end otherwise say so in their help.
+Exit status: 0 success; 1 failure, with the reason on stderr; 2 the command line, an environment variable or the
+profile is wrong, and nothing was done; 130 interrupted. A command with other codes lists them in its help.
 
-Settings come from options, CLOUDSIMFS_<OPTION> in the environment, and ~/.config/cloudsimfs/config.toml, the first
-that is there; `cloudsimfs config show` shows them all. NO_COLOR turns colours off.
+A setting comes from its option, else from CLOUDSIMFS_<OPTION> in the environment, else from
+~/.config/cloudsimfs/config.toml. `cloudsimfs config show` shows them all. NO_COLOR turns colours off.
 """
 
 
 @contextlib.contextmanager
 def one_line(context: click.Context) -> Iterator[None]:
-    """Turns errors of this package, of click and of the system into click's: one line, and an exit status."""
+    """Turn errors of this package, of click and of the system into one line and an exit status."""
     try:
         yield
     except click.exceptions.NoArgsIsHelpError:
@@ -54,7 +54,7 @@ def one_line(context: click.Context) -> Iterator[None]:
     except CloudsimfsError as error:
         raise _Failure(str(error), FAILED) from error
     except BrokenPipeError:
-        raise  # click's: whoever read us has enough
+        raise  # click handles it: the reader of our output has gone
     except OSError as error:
         place = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, (str, bytes)) else ""
         dead = "; its daemon died: mount it again, nothing that was closed is lost"

@@ -33,16 +33,18 @@ Examples:
   sudo "$(command -v cloudsimfs)" install-service --system
   sudo "$(command -v cloudsimfs)" install-service --system --remove
 
-It may be run again at any time. A mount that should be there before you log in: loginctl enable-linger
+It may be run again at any time. To have the mount before you log in: loginctl enable-linger
 """
 
 
 @main.command("install-service", epilog=EPILOG)
 @click.argument("profile", required=False, shell_complete=profile_names)
-@click.option("--system", is_flag=True, help="Let mount(8) and /etc/fstab know the type fuse.cloudsimfs (root only).")
-@click.option("--remove", is_flag=True, help="Take away what this command installed.")
+@click.option(
+    "--system", is_flag=True, help="Make the type fuse.cloudsimfs known to mount(8) and /etc/fstab (root only)."
+)
+@click.option("--remove", is_flag=True, help="Remove what this command installed.")
 def install_service(profile: str | None, system: bool, remove: bool) -> None:
-    """Have PROFILE mounted whenever you are logged in, as the systemd user service cloudsimfs@PROFILE."""
+    """Mount PROFILE whenever you are logged in, by the systemd user service cloudsimfs@PROFILE."""
     if (profile is None) != system:
         raise click.UsageError("--system is for all profiles: name none" if profile else "name the profile")
     if system:
@@ -90,7 +92,7 @@ def _remove(profile: str) -> None:
 
 
 def _place(profile: str) -> Path:
-    """The profile's mount point; the service has no other. Raises ConfigError."""
+    """The mount point that the profile names: a service has no other way to know one. Raises ConfigError."""
     found = config.resolve({}, profile).values["mountpoint"]
     if not found.of_profile:
         raise ConfigError(
@@ -104,7 +106,7 @@ def _place(profile: str) -> Path:
 
 
 def _template(programs: Path) -> str:
-    """The unit file, which finds our program before others of its name."""
+    """The unit file, with a PATH on which our program comes before others of its name."""
     text = (Path(__file__).parents[1] / TEMPLATE).read_text()
     first = re.sub(r'(["\\])', r"\\\1", str(programs)).replace("%", "%%")  # systemd.exec(5): Environment=
     return re.sub(
@@ -135,7 +137,7 @@ def _check_systemctl() -> None:
 
 
 def _systemctl(*words: str) -> str:
-    """What it printed. Raises MountError with its reason."""
+    """Run `systemctl --user`. Returns its output; raises MountError with its reason."""
     done = subprocess.run(["systemctl", "--user", *words], capture_output=True, text=True, check=False)
     if done.returncode:
         reason = (done.stderr.strip() or f"status {done.returncode}").splitlines()[0].rstrip(".")
@@ -172,7 +174,7 @@ def _system(*, remove: bool) -> None:
 
 
 def _program() -> Path:
-    """This program as it is installed, with the helpers beside it; not a link to it elsewhere on the PATH."""
+    """Where this program is installed, beside its helpers. A link to it elsewhere on the PATH is followed."""
     called = shutil.which(sys.argv[0])
     if called is None or Path(called).name != "cloudsimfs":  # python -m cloudsimfs
         called = f"{sysconfig.get_path('scripts')}/cloudsimfs"

@@ -25,13 +25,16 @@ A mount in a user's name needs a directory that she may write to (sudo chown me 
 line user_allow_other in /etc/fuse.conf.
 
 A file manager shows the mount under its directory's name; x-gvfs-name=NAME in the options gives it another.
-Where the helpers of cloudsimfs install-service --system are installed, umount(8) uploads what is pending first.
+With the helpers of cloudsimfs install-service --system, umount(8) uploads what is pending first.
 """
 
 FILES = (
     ("~/.config/cloudsimfs/config.toml", "settings: those for all profiles on top, then [profiles.NAME] for each"),
     ("~/.config/cloudsimfs/NAME.key", "the API key of a profile, as `cloudsimfs login` keeps it"),
-    ("~/.cache/cloudsimfs/", "contents, and what waits for its upload: do not delete it while something is pending"),
+    (
+        "~/.cache/cloudsimfs/",
+        "contents of files, and what waits for upload: do not delete it while something is pending",
+    ),
     ("~/.local/state/cloudsimfs/", "logs of the mounts"),
     ("MOUNTPOINT/.simulations/", "runs, as files; README there says how"),
     ("MOUNTPOINT/.cloudsimfs/", "the mount's own state, as files"),

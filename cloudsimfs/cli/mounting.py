@@ -26,7 +26,7 @@ from cloudsimfs.host.daemon import notify_systemd, run_in_background
 from cloudsimfs.host.logs import set_up_logging
 from cloudsimfs.vfs import accountdir
 
-NO_WAIT = "--no-wait unmounts now, and the next mount goes on"
+NO_WAIT = "--no-wait unmounts now, and the next mount continues"
 EXIT_TIMEOUT = 30.0  # seconds `umount` waits for the daemon to end after the unmount
 
 
@@ -40,7 +40,7 @@ Examples:
   mount -t fuse.cloudsimfs work ~/cloud                  where cloudsimfs install-service --system was run
 
 Returns with status 0 when the drive is there; else with 1 and the reason on stderr, or with 2 for a wrong setting.
-SIGUSR1 to the daemon writes its state into its log.
+On SIGUSR1 the daemon writes its state into its log.
 """
 
 
@@ -92,7 +92,7 @@ def _serve(chosen: config.Config, directory: Path, settings: config.Settings, *,
 
 
 def _chosen(given: dict[str, Any], words: tuple[str, ...]) -> tuple[config.Settings, tuple[str, ...]]:
-    """The settings, and what is left for the kernel. An option under its own name wins over one after -o."""
+    """The settings, and the options for the kernel. An option of ours takes precedence over the same one after -o."""
     own = mountoptions.parse(word for text in words for word in split_options(text))
     for name, value in own.settings.items():
         field = name.replace("-", "_")
@@ -128,13 +128,15 @@ An offline mount uploads nothing: it is unmounted at once, and a note says what 
 @main.command(epilog=UMOUNT_EPILOG)
 @click.argument("directory", metavar="[MOUNTPOINT]", required=False, type=click.Path(path_type=Path))
 @options()
-@click.option("--lazy", is_flag=True, help="Unmount even if files are in use; they go when they are closed.")
-@click.option("--no-wait", is_flag=True, help="Do not wait for uploads; they go on at the next mount.")
+@click.option(
+    "--lazy", is_flag=True, help="Unmount even if files are in use; the mount serves them until they are closed."
+)
+@click.option("--no-wait", is_flag=True, help="Do not wait for uploads; they continue at the next mount.")
 @click.option(
     "--timeout",
     type=click.FloatRange(min=0),
     metavar="SECONDS",
-    help="Unmount after so long, or once an upload fails, and note what waits for the next mount.",
+    help="Wait no longer for uploads, nor for one that fails; then unmount, and say what waits for the next mount.",
 )
 @click.option(
     "--service",
@@ -185,7 +187,7 @@ def _is_units_own(directory: Path) -> bool:
 
 
 def _upload(directory: Path, timeout: float | None) -> str:
-    """What remains, and does not keep the mount from going. Raises MountError if it does."""
+    """Wait for the uploads. Returns what remains for the next mount; raises MountError if nothing should."""
     try:
         # if a file is open, unmounting says so, or was asked to be lazy
         drain(directory, NO_WAIT, timeout=math.inf if timeout is None else timeout)
@@ -213,7 +215,7 @@ def _mounted_place(given: dict[str, Any]) -> Path:
 
 
 def _wait_for_end(pid: int) -> None:
-    """The daemon still closes its files after the unmount; the next mount needs them."""
+    """Wait until the daemon has closed its files, which the next mount needs: it does so after the unmount."""
     deadline = time.monotonic() + EXIT_TIMEOUT
     while time.monotonic() < deadline and not _has_ended(pid):
         time.sleep(0.02)

@@ -25,7 +25,7 @@ def mount_of(path: Path) -> Path:
 
 
 def mount_at_hand(how: str = "name one") -> Path | None:
-    """The mount we are in, else the only one that answers and lets us in; None if there is none.
+    """The mount around the current directory, else the only one that answers and lets us in, else None.
 
     Raises MountError if there are several; `how` says how to choose.
     """
@@ -42,7 +42,7 @@ def _lets_us_in(top: Path) -> bool:
 
 
 def mount_meant(path: Path | None) -> Path:
-    """The mount above `path`, or, if none was named, the one at hand. Raises MountError."""
+    """The mount around `path`; without a path the one at hand. Raises MountError if there is none, or it is dead."""
     if path is not None:
         found: Path | None = mount_of(path)
         dead = [top for top in [found] if top and mountpoint.state(top) == "dead"]
@@ -58,7 +58,7 @@ def mount_meant(path: Path | None) -> Path:
 
 
 def dead_mounts() -> list[Path]:
-    """Those of ours whose daemon died."""
+    """This user's mounts whose daemon died."""
     return [top for top in mountpoint.our_mounts() if mountpoint.state(top) == "dead"]
 
 

@@ -1,4 +1,4 @@
-"""Options of commands, made from the table of settings, and what they add up to."""
+"""The options of commands, made from the table of settings, and the settings that they lead to."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def options(*names: str) -> Callable[[Command], Command]:
-    """Adds `--profile` and the options of these settings; `settings_of` reads what was given."""
+    """Decorate a command with `--profile` and the options of these settings; `settings_of` reads them."""
 
     def decorate(command: Command) -> Command:
         for name in reversed(names):
@@ -31,7 +31,7 @@ account_options = options(*ACCOUNT)
 
 
 def settings_of(given: dict[str, Any], *, new: bool = False) -> config.Settings:
-    """The settings in effect; takes what belongs to them out of `given`. `new`: the profile need not exist yet."""
+    """The settings in effect. Removes their options from `given`. `new`: the profile need not exist yet."""
     chosen = {name: _text(given.pop(row.field)) for name, row in SETTINGS.items() if row.field in given}
     return config.resolve(chosen, given.pop("profile", None), new=new)
 
@@ -70,5 +70,5 @@ def _profile(command: Command) -> Command:
         "--profile",
         metavar="NAME",
         shell_complete=profile_names,
-        help="The profile in config.toml that holds the settings.  [default: default]",
+        help="The profile in config.toml to use.  [default: default]",
     )(command)

@@ -29,10 +29,10 @@ from cloudsimfs.vfs.drafts import Draft, copy_out, find_drafts
 
 @main.command()
 @click.argument("path", type=click.Path(path_type=Path), required=False)
-@click.option("--save", metavar="DIR", type=click.Path(path_type=Path), help="Copy them out, into DIR.")
-@click.option("--upload", multiple=True, metavar="NAME", help="Upload it as it is; may be repeated.")
-@click.option("--all", "upload_all", is_flag=True, help="Upload all of them as they are.")
-@click.option("--discard", multiple=True, metavar="NAME", help="Remove it; may be repeated.")
+@click.option("--save", metavar="DIR", type=click.Path(path_type=Path), help="Copy the files into DIR.")
+@click.option("--upload", multiple=True, metavar="NAME", help="Upload NAME as it is; may be repeated.")
+@click.option("--all", "upload_all", is_flag=True, help="Upload all files as they are.")
+@click.option("--discard", multiple=True, metavar="NAME", help="Remove NAME; may be repeated.")
 @click.option("--adopt", is_flag=True, help="Hand what waits under an earlier key of the account to the present key.")
 @click.option("--from", "source", metavar="DIR", type=click.Path(path_type=Path), help="Adopt only what is there.")
 @click.option("--yes", is_flag=True, help="Do not ask before something is removed, or adopted.")
@@ -52,13 +52,15 @@ def recover(
 ) -> None:
     """List the files that were open for writing when the daemon died, and deal with them.
 
-    They are kept on this machine and never uploaded by themselves. PATH is anywhere in the mount;
-    default: the one we are in, or the only one; if there is none, the cache directories are looked through, those of
-    all services unless --url or --profile names one. NAME is an id or a path of the list, or a pattern.
+    They are kept on this machine, and nothing uploads them unless you say so. PATH is anywhere in the mount;
+    default: the mount around the current directory, or the only one. Without a mount, the cache directories are
+    searched: those of all services, unless --url or --profile names one. NAME is an id or a path from the list, or
+    a pattern.
 
-    Closed files that wait for their upload in a directory that is not mounted, as those of a key that was replaced,
-    are listed and saved, too. --adopt hands all that waits under an earlier key (files, drafts, deletes, launches
-    without answer) to the profile's present one, whose next mount goes on with it; the drive must not be mounted.
+    Closed files that wait for upload in a cache directory that is not mounted, for example under a replaced key, are
+    listed and saved, too. --adopt hands everything that waits under an earlier key (files, drafts, deletes,
+    unanswered launches) to the profile's present key, whose next mount continues with it. The drive must not be
+    mounted.
     """
     elsewhere, of_service = bool(given["cache_dir"] or given["url"]), bool(given["url"] or given["profile"])
     settings = settings_of(given)
@@ -124,7 +126,7 @@ def _places(settings: config.Settings, *, of_service: bool) -> list[Path]:
 
 
 def _other_keys(top: Path) -> list[Path]:
-    """The directories of the service's other keys that no mount uses: what waits there waits for somebody."""
+    """The directories of the service's other keys that no mount uses."""
     directory = Path(read_status(top)["cache"]["directory"])
     return [other for other in config.other_accounts(directory) if not is_mounted(other)]
 
@@ -152,19 +154,19 @@ def describe(draft: Draft) -> str:
 
 
 def _named(drafts: list[Draft], names: Iterable[str]) -> list[Draft]:
-    """The drafts that are meant. Raises MountError if a name means none."""
+    """The drafts with these names. Raises MountError if there is none of a name."""
     found: dict[str, Draft] = {}
     for name in names:
         pattern = name.lstrip("/")
         meant = [draft for draft in drafts if draft.id == name or fnmatch.fnmatchcase(draft.path, pattern)]
         if not meant and name != "*":
-            raise MountError(f"{name}: nothing of that name is to be recovered")
+            raise MountError(f"{name}: there is nothing of that name to recover")
         found.update((draft.id, draft) for draft in meant)
     return list(found.values())
 
 
 def _save(top: Path | None, drafts: list[Draft], directory: Path) -> None:
-    """Fetches what is missing first, if there is a mount to do it."""
+    """Copy drafts into `directory`. A mount at `top` first fetches what is missing of them."""
     for draft in drafts:
         reason = ""
         if draft.missing and top is not None:
@@ -188,14 +190,14 @@ def _save(top: Path | None, drafts: list[Draft], directory: Path) -> None:
 def _discard(top: Path, drafts: list[Draft], *, asked: bool) -> None:
     for draft in drafts:
         if not asked and not sys.stdin.isatty():
-            raise MountError("what is removed is gone for good: say --yes")
-        if asked or click.confirm(f"{describe(draft)}\nremove it for good?"):
+            raise MountError("a removal cannot be undone: confirm with --yes")
+        if asked or click.confirm(f"{describe(draft)}\nRemove it? This cannot be undone"):
             _command(top, "discard", draft)
             click.echo(f"/{draft.path}: removed")
 
 
 def _command(top: Path, verb: str, draft: Draft) -> None:
-    """Have the mount do it, however long it takes. Raises MountError with the reason it gives."""
+    """Have the mount do `verb` with the draft, however long that takes. Raises MountError with the mount's reason."""
     while True:
         try:
             (top / STATE / "recover").write_text(f"{verb} {draft.id}")

@@ -1,7 +1,7 @@
-"""How the run commands reach runs: by the files of a mount, or, without one, by the same files in this process.
+"""How the run commands reach runs: through the files of a mount or, without one, through the same files made here.
 
-With a mount, its cache and its journal serve the command too. Without, the account's directory keeps what is known
-and the intents of launches, so that a command that is repeated does not start a second run.
+With a mount, its cache and its journal serve the command, too. Without one, the account's directory keeps what is
+known and which launches were begun, so that a repeated command does not start a second run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from cloudsimfs.vfs import accountdir
 BLOCK = 1 << 20  # bytes read at a time
 CHOOSE = "name one with --mount, or a service with --url"
 Reader = Callable[[int], bytes]
-"""The bytes there are from an offset on, at most BLOCK."""
+"""Reads from an offset, at most BLOCK bytes."""
 
 
 class RunFiles(Protocol):
@@ -42,7 +42,7 @@ class RunFiles(Protocol):
         """Write a command and read its answer."""
 
     def follow(self, name: str) -> AbstractContextManager[Reader]:
-        """An open file; the status and the log are kept up to date while they are."""
+        """Open a file; the status and the log are kept up to date while they are open."""
 
     def storage_path(self, text: str) -> str:
         """A folder as the user named it (in the storage, or in the mount) as a storage path."""
@@ -50,7 +50,7 @@ class RunFiles(Protocol):
 
 @contextmanager
 def reach(top: Path | None, settings: config.Settings, *, direct: bool) -> Iterator[RunFiles]:
-    """By the mount at `top`, else (unless `direct`) the one we are in, else the only one; else without a mount."""
+    """Use the mount at `top`, else (unless `direct`) the one at hand, else none."""
     found = mount_of(top) if top is not None else None if direct else mount_at_hand(CHOOSE)
     if found is not None:
         yield InMount(found)
@@ -76,7 +76,7 @@ def reach(top: Path | None, settings: config.Settings, *, direct: bool) -> Itera
 
 
 def _send(fd: int, text: str) -> None:
-    """One write(2), which is one command. A file object would take a refusal with EAGAIN for nothing written."""
+    """Write a command with one write(2). A file object would take a refusal with EAGAIN for nothing written."""
     os.write(fd, text.encode("utf-8", "surrogateescape"))
 
 
@@ -110,7 +110,7 @@ class InMount:
             os.close(fd)
 
     def storage_path(self, text: str) -> str:
-        """What is there as a path of the system is meant as one, else it is a path of the storage."""
+        """A path that exists on this machine is taken as one; any other is a path in the storage."""
         place = os.path.abspath(text)
         below = os.path.relpath(place, self._top)
         if not below.startswith("..") and (os.path.isabs(text) or os.path.isdir(place)):
@@ -119,7 +119,7 @@ class InMount:
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        """The sentence that the mount keeps of a failure instead of the bare errno."""
+        """Raise the sentence that the mount has kept of a failure, in place of the bare errno."""
         try:
             yield
         except OSError as error:
@@ -196,7 +196,7 @@ class RemoteStorage:
             raise NotDirectory(f"{path!r} is a file; a run needs its folder")
 
     def barrier(self, path: str) -> None:
-        """What a mount has not uploaded yet would be missing in the run."""
+        """Refuse if a mount has not uploaded something yet: the run would miss it."""
         waiting = [
             row.path for row in self._journal.files() if row.state != "stored" and paths.is_within(row.path, path)
         ]

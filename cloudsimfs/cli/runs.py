@@ -22,20 +22,20 @@ from cloudsimfs.cli.table import echo_table
 from cloudsimfs.errors import NotFound
 from cloudsimfs.runs.options import NAMES
 
-EVERY = 0.5  # seconds between looks at what is followed; they cost no call
+EVERY = 0.5  # seconds between reads of what is followed; they cost no call
 NOTIFY_BOUND = 5.0  # seconds
 COLUMNS = ("id", "status", "script", "cpu", "ram", "folder", "started", "ended")
 GOING_ON = ("PENDING", "RUNNING", "STOPPING")
 ENDED = {"COMPLETED": 0, "ERROR": 3, "STOPPED": 4}
 TIMED_OUT = 5
 WAIT_EPILOG = """\
-Exit status: 0 COMPLETED; 3 ERROR; 4 STOPPED; 5 still going on after --timeout; 1 the run cannot be looked at. A run
+Exit status: 0 COMPLETED; 3 ERROR; 4 STOPPED; 5 not ended when --timeout was over; 1 its status cannot be read. A run
 can be COMPLETED although the solver failed: its log decides.
 """
 
 
 def _run_command(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds what says which mount or account is meant, and passes the `RunFiles` to reach it by.
+    """Add the options that say which mount or account is meant, and pass the `RunFiles` that reach it.
 
     The innermost decorator, so that the command's own options come first in its help.
     """
@@ -46,7 +46,7 @@ def _run_command(command: Callable[..., None]) -> Callable[..., None]:
         "top",
         metavar="DIR",
         type=click.Path(path_type=Path),
-        help="The mount to use; default: the one we are in, or the only one. With --url or --profile: none.",
+        help="The mount to use; default: the one around you, or the only one. With --url or --profile: none.",
     )
     @functools.wraps(command)
     def wrapped(top: Path | None, **given: Any) -> None:
@@ -98,7 +98,7 @@ def runs(files: RunFiles, as_json: bool) -> None:
 @_json_option
 @_run_command
 def options(files: RunFiles, name: str | None, as_json: bool) -> None:
-    """What a launch may ask for: the values of cpu, ram and scripts."""
+    """List the values that a launch may ask for: cpu, ram and scripts."""
     found = {each: files.read(f"options/{each}").splitlines() for each in ([name] if name else NAMES)}
     if as_json:
         click.echo(json.dumps(found))
@@ -115,13 +115,13 @@ def options(files: RunFiles, name: str | None, as_json: bool) -> None:
 @click.option("--script", required=True, help="The software.")
 @click.option("--nopre", type=click.Choice(["0", "1"]), help="0: a SPOT instance, 1: a REGULAR one.")
 @click.option("--mesh", help="A folder with the mesh (API v2).")
-@click.option("--key", help="Any word; the same key never launches twice.")
-@click.option("--force", is_flag=True, help="Forget an earlier launch of the same that got no answer.")
-@click.option("--dry-run", is_flag=True, help="Check everything, start nothing.")
+@click.option("--key", help="Any word; a launch with the same key is never made twice.")
+@click.option("--force", is_flag=True, help="Launch although an earlier launch of the same got no answer.")
+@click.option("--dry-run", is_flag=True, help="Check everything, but start nothing.")
 @_json_option
 @_run_command
 def launch(files: RunFiles, folder: str, force: bool, dry_run: bool, as_json: bool, **words: str | None) -> None:
-    """Start a run in FOLDER, once all its files are stored. Prints the run's id."""
+    """Start a run in FOLDER once all its files are uploaded, and print its id."""
     asked = {name: value for name, value in words.items() if value is not None}
     asked["folder"] = files.storage_path(folder)
     if "mesh" in asked:
@@ -133,7 +133,7 @@ def launch(files: RunFiles, folder: str, force: bool, dry_run: bool, as_json: bo
     if as_json:
         click.echo(json.dumps({"id": run_id}))
     else:
-        click.echo("all is well; nothing was started" if dry_run and run_id is None else run_id)
+        click.echo("the launch is valid; nothing was started" if dry_run and run_id is None else run_id)
 
 
 @main.command()
@@ -154,7 +154,7 @@ def stop(files: RunFiles, run: str, hard: bool, yes: bool) -> None:
 @_run_argument
 @_run_command
 def sync(files: RunFiles, run: str) -> None:
-    """Have RUN (an id, or a folder) save its current results and go on."""
+    """Make RUN (an id, or a folder) save its current results and continue."""
     run_id = _run_id(files, run)
     files.write(f"{run_id}/sync", "1")
     click.echo(f"run {run_id} is told to save its results", err=True)
@@ -162,7 +162,7 @@ def sync(files: RunFiles, run: str) -> None:
 
 @main.command()
 @_newest_run_argument
-@click.option("--follow", "-f", is_flag=True, help="Go on until the run has ended.")
+@click.option("--follow", "-f", is_flag=True, help="Continue until the run has ended.")
 @_run_command
 def log(files: RunFiles, run: str | None, follow: bool) -> None:
     """Print the log of RUN (an id, or a folder; default: the newest run)."""
@@ -217,7 +217,7 @@ def wait(files: RunFiles, run: str | None, timeout: float | None, as_json: bool)
 
 
 def _end_of(files: RunFiles, run_id: int) -> tuple[str, dict[str, Any]]:
-    """How a run ended, in words and with all its fields."""
+    """How a run ended: a sentence, and all its fields."""
     info: dict[str, Any] = json.loads(files.read(f"{run_id}/info.json"))
     took = ""
     try:
@@ -232,7 +232,7 @@ def _moment(text: str) -> datetime:
 
 
 def _notify(text: str) -> None:
-    """On the desktop, if there is one that takes it."""
+    """Show the text on the desktop, if there is one."""
     program = shutil.which("notify-send")
     if program is not None:
         try:

@@ -1,4 +1,4 @@
-"""`sandbox`: the embedded service in the foreground. `demo`: a first session on it."""
+"""`sandbox` runs the embedded service in the foreground; `demo` is a first session on it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ from cloudsimfs.host.files import open_private
 @click.option("--port", default=8765)
 @click.option("--key-file", type=click.Path(path_type=Path), help="Write the API key into this file.")
 @click.option("--calls-per-hour", default=500, help="The account's limit; 0 for none.")
-@click.option("--data-dir", type=click.Path(path_type=Path), help="Where files live; default: gone at the end.")
+@click.option(
+    "--data-dir",
+    type=click.Path(path_type=Path),
+    help="Where files are kept; default: a directory that is removed at the end.",
+)
 def sandbox(host: str, port: int, key_file: Path | None, calls_per_hour: int, data_dir: Path | None) -> None:
     """Run the embedded service in the foreground: API v1 and v2, and runs that really compute."""
     _need_extra()
@@ -44,7 +48,7 @@ def sandbox(host: str, port: int, key_file: Path | None, calls_per_hour: int, da
 
 @main.command()
 @click.option("--api", type=click.Choice(["v1", "v2"]), default="v2", help="The version to speak.", show_default=True)
-@click.option("--stay", is_flag=True, help="Leave the drive mounted, and say how to end it.")
+@click.option("--stay", is_flag=True, help="Leave the drive mounted, and print how to end it.")
 def demo(api: str, stay: bool) -> None:
     """A first session on the embedded service, from cp to results: no account, no network.
 
@@ -61,7 +65,7 @@ def demo(api: str, stay: bool) -> None:
 
 
 def _need_extra() -> None:
-    """Raises ConfigError if what the embedded service needs is not installed."""
+    """Raises ConfigError if a package that the embedded service needs is not installed."""
     try:
         importlib.import_module("cloudsimfs.sandbox.box")
     except ImportError as error:

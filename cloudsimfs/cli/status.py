@@ -1,4 +1,4 @@
-"""What a mount holds and does: `status`, `refresh`, `flush`."""
+"""`status`, `refresh` and `flush`: what a running mount does."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cloudsimfs.errors import MountError
 @main.command()
 @click.argument("path", type=click.Path(path_type=Path))
 def refresh(path: Path) -> None:
-    """Have PATH, a folder or file in a mount, and all below it looked at anew."""
+    """Ask the service anew about PATH, a file or folder in a mount, and everything below it."""
     top = mount_of(path)
     (top / STATE / "refresh").write_text(str(path.absolute()))
 
@@ -26,9 +26,9 @@ def refresh(path: Path) -> None:
 @click.argument("path", type=click.Path(path_type=Path), required=False)
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def status(path: Path | None, as_json: bool) -> None:
-    """What waits for upload, how full the cache is, and how many API calls are left, of the mount PATH is in.
+    """Show what waits for upload, how full the cache is and how many API calls are left, in the mount around PATH.
 
-    Without PATH: of the mount we are in, or the only one.
+    Without PATH: in the mount around the current directory, or the only one.
     """
     top = mount_meant(path) / STATE
     click.echo((top / ("status.json" if as_json else "status")).read_text(), nl=False)
@@ -37,9 +37,9 @@ def status(path: Path | None, as_json: bool) -> None:
 @main.command()
 @click.argument("path", type=click.Path(path_type=Path), required=False)
 def flush(path: Path | None) -> None:
-    """Wait until all that was written in the mount PATH is in is on the service.
+    """Wait until everything that was written in the mount around PATH is on the service.
 
-    Without PATH: in the mount we are in, or the only one.
+    Without PATH: in the mount around the current directory, or the only one.
     """
     top = mount_meant(path)
     if not drain(top, "flush again later"):

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 import click
 
 GAP = "  "
-NARROW = 8  # characters that are left of a column at least
+NARROW = 8  # characters that a cut column keeps at least
 
 
 def echo_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print it. What is too wide for the terminal is cut, the widest column first; a pipe gets everything."""
+    """Print a table. Columns too wide for the terminal are cut, the widest first; a pipe gets everything."""
     lines = [list(headings), *(list(row) for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(headings))]
     if sys.stdout.isatty():

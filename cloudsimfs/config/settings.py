@@ -21,17 +21,17 @@ from cloudsimfs.text import MIB, parse_size
 
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
-LEAST_CACHE = MIB  # bytes; whoever gives less has left the unit out
+LEAST_CACHE = MIB  # bytes; a smaller number was meant to have a unit
 _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a value is. `parse` makes it from text, and raises ValueError with what is wrong and the remedy."""
+    """The kind of a value. `parse` makes the value from text; raises ValueError with the fault and its remedy."""
 
     metavar: str
     parse: Callable[[str], Any]
-    words: tuple[str, ...] = ()  # all there are, for completion
+    words: tuple[str, ...] = ()  # all possible values, for completion
 
 
 def _cache_size(text: str) -> int:
@@ -128,7 +128,7 @@ OPTIONS = Kind("OPTION,...", split_options)
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A row of the table. `default` is text as a user would write it, or None: `unset` then says what holds."""
+    """A row of the table. `default` is text as a user would write it. If it is None, `unset` says what holds."""
 
     name: str
     kind: Kind
@@ -146,8 +146,8 @@ class Setting:
 
 
 _ROWS = (
-    Setting("url", URL, None, "The service's address; its /api/v1 and /api/v2 hang below."),
-    Setting("api", _choice("auto", "v1", "v2"), "auto", "The API version; auto finds it out."),
+    Setting("url", URL, None, "The service's address; /api/v1 and /api/v2 are below it."),
+    Setting("api", _choice("auto", "v1", "v2"), "auto", "The API version; auto asks the service."),
     Setting(
         "key-file",
         FILE,
@@ -156,24 +156,24 @@ _ROWS = (
         "the key that `cloudsimfs login` stored",
     ),
     Setting("key-in-query", FLAG, "false", "v1 only: send the key in the query, for proxies that drop its header."),
-    Setting("calls-per-hour", COUNT, None, "Never more API calls than this.", "the account's own limit"),
+    Setting("calls-per-hour", COUNT, None, "At most this many API calls an hour.", "the account's own limit"),
     Setting("mountpoint", DIRECTORY, None, "Where to mount when no MOUNTPOINT is given."),
-    Setting("cache-dir", DIRECTORY, None, "Where file contents and the journal live.", "~/.cache/cloudsimfs"),
-    Setting("cache-size", SIZE, "20G", "At most this on disk, and at most 80 % of what is free."),
-    Setting("ttl", SECONDS, "60", "How long a listing is believed."),
-    Setting("run-ttl", SECONDS, "15", "How long the list of runs is believed."),
-    Setting("write-back", SECONDS, "2", "From the last close to the upload."),
+    Setting("cache-dir", DIRECTORY, None, "Where file contents and the journal are kept.", "~/.cache/cloudsimfs"),
+    Setting("cache-size", SIZE, "20G", "At most this much on disk, and at most 80 % of what is free."),
+    Setting("ttl", SECONDS, "60", "How long a listing counts as fresh."),
+    Setting("run-ttl", SECONDS, "15", "How long the list of runs counts as fresh."),
+    Setting("write-back", SECONDS, "2", "The time from the last close to the upload."),
     Setting("fsync", _choice("local", "remote"), "local", "What fsync(2) waits for: this disk, or the service."),
-    Setting("offline", FLAG, "false", "Make no call: show what is known, read what is cached."),
+    Setting("offline", FLAG, "false", "Make no API call: show what is known, read what is cached."),
     Setting("read-only", FLAG, "false", "Refuse every change."),
     Setting("allow-other", FLAG, "false", "Other users may use the mount; see fuse.conf(5)."),
     Setting("uid", Kind("USER", _user), None, "Owner of the files.", "you"),
     Setting("gid", Kind("GROUP", _group), None, "Group of the files.", "yours"),
-    Setting("umask", Kind("OCTAL", _umask), "022", "Permissions the files do not have."),
+    Setting("umask", Kind("OCTAL", _umask), "022", "Permission bits that files do not get."),
     Setting("log-file", FILE, None, "Where the mount logs.", "below ~/.local/state/cloudsimfs"),
-    Setting("log-level", _choice(*LOG_LEVELS), "INFO", "The least that is logged."),
-    Setting("log-format", _choice("text", "json"), "text", "How it is logged."),
-    Setting("options", OPTIONS, None, "Further mount options, comma separated, as after -o."),
+    Setting("log-level", _choice(*LOG_LEVELS), "INFO", "The lowest level that is logged."),
+    Setting("log-format", _choice("text", "json"), "text", "The format of the log."),
+    Setting("options", OPTIONS, None, "More mount options, separated by commas, as after -o."),
 )
 
 SETTINGS = {row.name: row for row in _ROWS}
@@ -185,13 +185,13 @@ def default(name: str) -> Any:
 
 
 ACCOUNT = ("url", "api", "key-file", "key-in-query", "calls-per-hour", "cache-dir")
-"""What a command needs that talks to the service without a mount."""
+"""The settings of a command that talks to the service without a mount."""
 
 DIRECT = tuple(name for name in SETTINGS if name not in ("mountpoint", "options"))
-"""Those that are options of `mount` under their own names; the others are its argument, and -o."""
+"""The settings that are options of `mount` under their own names; the others are its argument, and -o."""
 
 
 def home(variable: str, default: str) -> Path:
-    """Our directory below an XDG base directory; a relative one is to be ignored (basedir-spec)."""
+    """Our directory below an XDG base directory; a relative base is ignored, as the specification asks."""
     base = os.environ.get(variable, "")
     return Path(base if base.startswith("/") else os.path.expanduser(default)) / "cloudsimfs"

@@ -153,7 +153,7 @@ def test_doctor_does_not_tell_to_mount_what_is_mounted(mount: MountFactory) -> N
     assert found.level == "ok"
     assert (
         found.text
-        == f"1 file in {place}, which is mounted, is to be uploaded; `cloudsimfs status` says how far it is"
+        == f"1 file in {place}, which is mounted, is to be uploaded; `cloudsimfs status` shows the progress"
     )
     assert m.umount("--no-wait").returncode == 0
     found = checks.check_pending(settings)

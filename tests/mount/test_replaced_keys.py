@@ -237,7 +237,7 @@ def test_only_the_user_knows_whose_key_it_was(box: Sandbox, stranded: Mounted) -
     use_key(box, m)
     done = adopt(m)
     assert done.returncode == 1
-    assert "say --yes" in done.stderr
+    assert "confirm with --yes" in done.stderr
     write_under(m, "second")
     use_key(box, m)
     done = adopt(m, "--yes")

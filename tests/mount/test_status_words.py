@@ -90,7 +90,7 @@ def test_flush_and_umount_advise_what_they_have(box: Sandbox, mount: MountFactor
     assert "--no-wait" not in done.stderr
     done = cloudsimfs("umount", m.path)
     assert done.returncode == 1
-    assert "--no-wait unmounts now, and the next mount goes on" in done.stderr
+    assert "--no-wait unmounts now, and the next mount continues" in done.stderr
 
 
 def test_an_unmount_that_does_not_wait_says_what_remains(box: Sandbox, mount: MountFactory) -> None:
