@@ -298,7 +298,7 @@ class DCache:
 
     def fetch_size(self, entry: Entry) -> Entry:
         """A file's entry with its size, which the listing did not tell: asked for once per version."""
-        found = self._client.measure(entry)
+        found = self._client.fetch_size(entry)
         self._cache.replace(entry, found)
         self._on_change(entry.dirname, {entry.name})
         return found

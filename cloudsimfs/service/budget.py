@@ -1,13 +1,17 @@
-"""The account's API calls: how many are left, who may have them, and when there are new ones.
+"""The account's API calls: how many are left, who may use them, and when the next ones come.
 
 Owns the count. Thread-safe; the lock is a leaf and is never held while waiting. Never makes a call itself.
 
-The rule for the hour, since the service does not say when its hour turns: the count it reports is the truth.
-It turned when a call sent after the last report is told a smaller count; from then on the window is known (it
-ends one period after that reply). Before, the top of the clock hour (UTC midnight for the day) is the guess:
-then, and every five minutes while nothing is left, one single call is let through to find out. A reported
-count older than a whole period is void. Without reports our own count and the clock hour apply. Retry-After
-wins over all.
+The service does not say when its hour ends (docs/service.md, "Limits"). These rules find it out:
+
+- The count that the service reports is right; calls sent since then are added to it.
+- A new hour has begun when a call sent after the last report gets a smaller count. From then on the end of the hour
+  is known: it is one period after that reply.
+- Until then the guess is the top of the clock hour (for the day: UTC midnight). At that time, and every five minutes
+  while no call is left, one single call is sent as a probe.
+- A reported count older than a whole period is dropped. Without reports, the client's own count and the clock hour
+  apply.
+- Retry-After overrides all of this.
 """
 
 from __future__ import annotations
@@ -21,16 +25,19 @@ from dataclasses import dataclass
 from cloudsimfs.clock import Clock, ForwardClock
 from cloudsimfs.errors import BudgetSpent, Cancelled
 
-HOUR = 3600.0
-DAY = 86400.0
-RESERVE = 5  # calls kept for Urgency.CONTROL, at most a tenth of the limit
-_PROBE = 300.0  # seconds between single calls that find out whether the hour turned
-_BLOCK = 60.0  # seconds nothing is sent after a refusal that named no time
-_SLICE = 5.0  # seconds; the longest a waiter sleeps without looking again
+HOUR = 3600.0  # seconds
+DAY = 86400.0  # seconds
+CONTROL_RESERVE = 5  # calls kept for Urgency.CONTROL; at most a tenth of the limit
+_PROBE_INTERVAL = 300.0  # seconds between probes of whether a new period has begun
+_REFUSAL_PAUSE = 60.0  # seconds without calls after a refusal that named no time
+_RECHECK_INTERVAL = 5.0  # seconds that a waiter sleeps at most before it checks the budget again
 
 
 class Urgency(enum.Enum):
-    """Who asks. BACKGROUND may wait, NORMAL is told at once, CONTROL (launch, stop, sync) has the reserve."""
+    """How a call behaves when the budget is used up.
+
+    BACKGROUND waits, NORMAL fails at once, CONTROL (launch, stop, sync) may use the reserve.
+    """
 
     BACKGROUND = "background"
     NORMAL = "normal"
@@ -39,9 +46,9 @@ class Urgency(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class BudgetState:
-    """What is known of the budget now. Times are wall seconds.
+    """The budget at one moment. Times are wall seconds.
 
-    A limit of None: with `limit_known` there is none, without it nobody has told yet. `remaining` does not count the
+    `limit` None means "unlimited" if `limit_known` is True, else "not reported yet". `remaining` leaves out the
     reserve. `window_known` is False while `resets_at` is a guess. `calls` counts every call this client ever sent.
     """
 
@@ -60,7 +67,7 @@ class BudgetState:
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """Leave to send one call; `serial` orders it against the reports already seen."""
+    """Permission to send one call. `serial` tells whether it was sent before or after a report."""
 
     serial: int
 
@@ -72,42 +79,42 @@ class _Window:
         self.name = name
         self.period = period
         self._setting = setting
-        self._told_limit: int | None = None  # None: never reported; 0: unlimited
-        self._invalidated_at: float | None = None
-        self._told_serial = 0  # calls up to this serial may be older than the last report
-        self._told = 0
-        self._unreported = 0
+        self._reported_limit: int | None = None  # None: never reported; 0: unlimited
+        self._reported_at: float | None = None  # when `_reported` came; None: never, or too long ago
+        self._reported_serial = 0  # calls up to this serial may be older than the last report
+        self._reported = 0  # calls used, by the last report
+        self._unreported = 0  # calls sent since the last report
         self.ends = now - now % period + period
         self.known = False  # whether `ends` was observed rather than guessed
-        self._probe_at: float | None = None
+        self._probe_at: float | None = None  # None: the next probe is not planned yet
 
     @property
     def limit(self) -> int | None:
-        limits = [each for each in (self._told_limit, self._setting) if each]
+        limits = [limit for limit in (self._reported_limit, self._setting) if limit]
         return min(limits) if limits else None
 
     @property
     def limit_known(self) -> bool:
-        return self._told_limit is not None or self.limit is not None
+        return self._reported_limit is not None or self.limit is not None
 
     @property
     def used(self) -> int:
-        return self._told + self._unreported
+        return self._reported + self._unreported
 
     @property
     def reserve(self) -> int:
-        return min(RESERVE, (self.limit or 0) // 10)
+        return min(CONTROL_RESERVE, (self.limit or 0) // 10)
 
     def roll(self, now: float) -> None:
-        """Start a new period if it is due."""
-        stale = self._invalidated_at is None or now - self._invalidated_at >= self.period
-        if self._invalidated_at is not None and stale and not self.known:
-            self._told = self._unreported = 0
-            self._invalidated_at = None
+        """Begin a new period if the old one is over."""
+        stale = self._reported_at is None or now - self._reported_at >= self.period
+        if self._reported_at is not None and stale and not self.known:
+            self._reported = self._unreported = 0
+            self._reported_at = None
         if now < self.ends:
             return
         if self.known or stale:
-            self._told = self._unreported = 0
+            self._reported = self._unreported = 0
         else:
             self._probe_at = now
         self.ends += (1 + (now - self.ends) // self.period) * self.period
@@ -116,44 +123,46 @@ class _Window:
         self._unreported += 1
 
     def report(self, limit: int | None, used: int | None, serial: int, newest: int, now: float) -> None:
-        """Take over what a reply to call number `serial` said; `newest` is the last number given out."""
+        """Note what the reply to call `serial` reported; `newest` is the serial given out last."""
         if limit is not None:
-            self._told_limit = limit
+            self._reported_limit = limit
         if used is None:
             self.count()
             return
-        turned = used < self._told and serial > self._told_serial
-        if turned:
+        is_new_period = used < self._reported and serial > self._reported_serial
+        if is_new_period:
             self.ends, self.known = now + self.period, True
-        if turned or used >= self._told:
-            self._told, self._unreported = used, 0
-            self._invalidated_at, self._told_serial = now, newest
+        if is_new_period or used >= self._reported:
+            self._reported, self._unreported = used, 0
+            self._reported_at, self._reported_serial = now, newest
             self._probe_at = None
 
-    def room(self, in_flight: int, keep: int) -> float:
-        return float("inf") if self.limit is None else self.limit - self.used - in_flight - keep
+    def available(self, in_flight: int, reserve: int) -> float:
+        """The calls that may still be sent; infinite without a limit."""
+        return float("inf") if self.limit is None else self.limit - self.used - in_flight - reserve
 
-    def probe(self, in_flight: int, now: float) -> bool:
-        """Whether one call may go although nothing is left, to see whether the period turned."""
-        if self._invalidated_at is None or self.known:
+    def take_probe(self, in_flight: int, now: float) -> bool:
+        """Whether one call may be sent although none is left, to find out whether a new period has begun."""
+        if self._reported_at is None or self.known:
             return False
         if self._probe_at is None:
-            wait = _PROBE if self.room(in_flight, 0) <= 0 else self.period
+            wait = _PROBE_INTERVAL if self.available(in_flight, 0) <= 0 else self.period
             self._probe_at = min(self.ends, now + wait)
         if now < self._probe_at or in_flight:
             return False
-        self._probe_at = min(self.ends, now + _PROBE)
+        self._probe_at = min(self.ends, now + _PROBE_INTERVAL)
         return True
 
-    def next_look(self, now: float) -> float:
+    def next_chance(self, now: float) -> float:
+        """When a call may go again: at the end of the period, or at the next probe."""
         return max(now, self.ends if self._probe_at is None else min(self.ends, self._probe_at))
 
-    def renew(self) -> None:
-        self._told = self._unreported = 0
+    def reset(self) -> None:
+        self._reported = self._unreported = 0
 
 
 class Budget:
-    """The calls of one account. `calls_per_hour` None: unlimited until the service reports a limit."""
+    """The calls of one account. Without `calls_per_hour` they are unlimited until the service reports a limit."""
 
     def __init__(self, clock: Clock, stop: threading.Event, calls_per_hour: int | None = None) -> None:
         self._clock = clock
@@ -163,19 +172,18 @@ class Budget:
         now = self._time.now()
         self._hour = _Window("hour", HOUR, calls_per_hour, now)
         self._day = _Window("day", DAY, None, now)
-        self._blocked_until = 0.0
-        self._blocked_spent = False
+        self._blocked_until = 0.0  # end of a Retry-After
+        self._block_ends_hour = False  # whether the hour was used up when it came: its end is the hour's
         self._serial = 0
         self._in_flight = 0
         self._waiting = 0
         self._calls = 0
 
     def acquire(self, urgency: Urgency, deadline: float | None = None) -> Ticket:
-        """Leave to send one call; every ticket is given back with `settle` or `cancel`.
+        """Permission to send one call. Return every ticket with `settle` or `cancel`.
 
-        `deadline` is on the clock's monotonic scale (seconds). A Retry-After that ends before it is waited
-        for by all; a spent hour only by BACKGROUND. Raises BudgetSpent, or Cancelled when the client is
-        stopped.
+        `deadline` is in seconds of the clock's monotonic scale. Every caller waits for a Retry-After that ends
+        before it; only BACKGROUND waits for a new hour. Raises BudgetSpent, or Cancelled when the client is stopped.
         """
         while True:
             with self._lock:
@@ -194,7 +202,7 @@ class Budget:
         with self._lock:
             self._waiting += 1
         try:
-            stopped = self._clock.wait(self._stop, min(max(seconds, 0.01), _SLICE))
+            stopped = self._clock.wait(self._stop, min(max(seconds, 0.01), _RECHECK_INTERVAL))
         finally:
             with self._lock:
                 self._waiting -= 1
@@ -202,15 +210,15 @@ class Budget:
             raise Cancelled("stopped while waiting for API calls to be available")
 
     def _try_locked(self, urgency: Urgency) -> tuple[Ticket | None, float, bool]:
-        """(ticket or None, when to look again, whether a Retry-After is the reason)."""
+        """(ticket or None, when to try again, whether a Retry-After is the reason)."""
         now = self._time.now()
         self._roll_locked(now)
         if now < self._blocked_until:
             return None, self._blocked_until, True
         for window in (self._hour, self._day):
-            keep = 0 if urgency is Urgency.CONTROL else window.reserve
-            if window.room(self._in_flight, keep) < 1 and not window.probe(self._in_flight, now):
-                return None, window.next_look(now), False
+            reserve = 0 if urgency is Urgency.CONTROL else window.reserve
+            if window.available(self._in_flight, reserve) < 1 and not window.take_probe(self._in_flight, now):
+                return None, window.next_chance(now), False
         self._serial += 1
         self._in_flight += 1
         self._calls += 1
@@ -219,49 +227,50 @@ class Budget:
     def _roll_locked(self, now: float) -> None:
         self._hour.roll(now)
         self._day.roll(now)
-        if self._blocked_spent and now >= self._blocked_until:
-            self._blocked_spent = False
-            self._hour.renew()
+        if self._block_ends_hour and now >= self._blocked_until:
+            self._block_ends_hour = False
+            self._hour.reset()
 
     def settle(self, ticket: Ticket, headers: Mapping[str, str] | None = None) -> None:
-        """The call was sent; `headers` are its reply's (docs/service.md, "Limits"), None if there was none."""
-        told = headers or {}
+        """Return the ticket of a call that was sent. `headers` are those of its reply (docs/service.md, "Limits")."""
+        reply = headers or {}
         with self._lock:
             now = self._time.now()
             self._in_flight -= 1
             for window, name in ((self._hour, "hourly"), (self._day, "daily")):
-                limit = _number(told.get(f"x-ratelimit-{name}-limit"))
-                used = _number(told.get(f"x-ratelimit-{name}-used"))
+                limit = _number(reply.get(f"x-ratelimit-{name}-limit"))
+                used = _number(reply.get(f"x-ratelimit-{name}-used"))
                 window.report(limit, used, ticket.serial, self._serial, now)
 
     def cancel(self, ticket: Ticket) -> None:
-        """The call never left this machine."""
+        """Return the ticket of a call that never left this machine."""
         del ticket
         with self._lock:
             self._in_flight -= 1
             self._calls -= 1
 
     def refused(self, retry_after: float | None) -> float:
-        """The service itself says the limit is reached. The seconds until it is worth asking again."""
+        """Note that the service refused a call over its limit. Returns the seconds until the next may succeed."""
         with self._lock:
             now = self._time.now()
             if retry_after is not None:
                 self._blocked_until = max(self._blocked_until, now + retry_after)
-                self._blocked_spent = self._hour.limit is not None and self._hour.used >= self._hour.limit
-            elif self._hour.room(0, 0) < 1:
-                return self._hour.next_look(now) - now
+                self._block_ends_hour = self._hour.limit is not None and self._hour.used >= self._hour.limit
+            elif self._hour.available(0, 0) < 1:
+                return self._hour.next_chance(now) - now
             else:
-                self._blocked_until = max(self._blocked_until, now + _BLOCK)
+                self._blocked_until = max(self._blocked_until, now + _REFUSAL_PAUSE)
             return self._blocked_until - now
 
     def snapshot(self) -> BudgetState:
+        """The budget now."""
         with self._lock:
             now = self._time.now()
             self._roll_locked(now)
             used = self._hour.used + self._in_flight
-            room = self._hour.room(self._in_flight, self._hour.reserve)
+            available = self._hour.available(self._in_flight, self._hour.reserve)
             blocked = now < self._blocked_until
-            remaining = None if self._hour.limit is None else max(0, int(room))
+            remaining = None if self._hour.limit is None else max(0, int(available))
             return BudgetState(
                 limit=self._hour.limit,
                 used=used,
@@ -277,7 +286,7 @@ class Budget:
             )
 
     def stretch(self, most: float) -> float:
-        """What looks are stretched by: 1 while at least half of the hour's calls are left, up to `most` at none."""
+        """Factor applied to TTLs as the budget runs out: 1 down to half of the hour's calls, then up to `most`."""
         state = self.snapshot()
         if not state.limit or state.remaining is None:
             return 1.0
@@ -285,7 +294,7 @@ class Budget:
         return 1.0 if left >= 0.5 else 1.0 + (most - 1.0) * (1.0 - 2.0 * left)
 
     def pace(self, share: float) -> float:
-        """Seconds between calls that make `share` of what is left last until the hour turns."""
+        """Seconds between calls with which the `share` (0 to 1) of the calls left lasts until the hour ends."""
         state = self.snapshot()
         if state.remaining is None:
             return 0.0
@@ -296,7 +305,7 @@ class Budget:
         with self._lock:
             now = self._time.now()
             blocked = now < self._blocked_until
-            day = not blocked and self._day.room(self._in_flight, self._day.reserve) < 1
+            day = not blocked and self._day.available(self._in_flight, self._day.reserve) < 1
             window = self._day if day else self._hour
             ends = self._blocked_until if blocked else window.ends
             limit, used, known = window.limit, window.used, blocked or window.known

@@ -1,4 +1,4 @@
-"""One API call as a value, and the limits every call is made under. Pure, no I/O."""
+"""One API call as a value, and the time limits that every call has. Pure, no I/O."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Multipart:
 class Call:
     """A request to the API. `path` is relative to `{base_url}/api/{version}`.
 
-    `subject` is what a 404 would speak of ("entry 17"); without one a 404 means that the call is unknown.
-    `once`: must never be sent twice, not even after a lost answer. `ack`: any body without errors will do.
-    `undocumented`: outside docs/service.md, so a 404 or 405 asks for the documented v1 call instead.
+    `subject` is what a 404 says is missing ("entry 17"); without one, a 404 means that the service has no such call.
+    `once`: the call must never be sent twice, not even after a lost answer. `ack`: any body without errors is a
+    success. `undocumented`: the service's document does not have the call, so after a 404 or 405 v1's is made.
     """
 
     operation: str
@@ -45,8 +45,10 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Seconds. `total` bounds one call with all its retries; an upload's data is bounded by `read` alone, and a
-    download's by `data`: it can be asked for again from where it stopped.
+    """Time limits in seconds. `total` is for one call with all its retries.
+
+    The bytes of an upload are under `read` alone. Those of a download are under `data`, which is shorter: a download
+    can be resumed from where it stopped.
     """
 
     connect: float = 10.0

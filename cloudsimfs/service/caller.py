@@ -1,6 +1,7 @@
-"""API calls: the key in the header its version wants, the budget, retries, redirects, and what replies mean.
+"""API calls: each one under the budget, with retries and redirects, its reply turned into a value or an error.
 
-Thread-safe. The key goes to the API's own origin only; a call marked `once` is sent at most once.
+Thread-safe without a lock: `outage` and `clock_skew` are single assignments, and the last one holds. The key goes to
+the API's own origin only. A call marked `once` is sent at most once.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from cloudsimfs.service.call import Call, Timeouts
 from cloudsimfs.service.endpoint import Endpoint
 from cloudsimfs.service.parsing import Hook
 from cloudsimfs.service.retry import Failed, Retrier
-from cloudsimfs.service.transport import HOPS, HttpTransport, Reply, redirect_target
+from cloudsimfs.service.transport import MAX_REDIRECTS, HttpTransport, Reply, redirect_target
 
 log = logging.getLogger(__name__)
 
@@ -36,14 +37,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """The service does not answer: since when, in wall seconds, and how the last call failed."""
+    """The service does not answer. `since` is in wall seconds; `text` says how the last call failed."""
 
     since: float
     text: str
 
 
 class ApiCaller:
-    """Makes API calls. All its waits end when `stop` of the retrier and the budget is set."""
+    """Makes API calls. Every wait ends when the `stop` event of the retrier and the budget is set."""
 
     def __init__(
         self,
@@ -60,26 +61,25 @@ class ApiCaller:
         self._clock = clock
         self._timeouts = timeouts
         self._endpoint = endpoint
-        self.clock_skew: float | None = None  # seconds the service's clock is ahead of ours, at its last reply
+        self.clock_skew: float | None = None  # seconds by which the service's clock was ahead at its last reply
         self.outage: Outage | None = None
 
     def call(self, call: Call, urgency: Urgency, hook: Hook | None = None) -> Any:
-        """The JSON value of the reply, envelope included; None for an empty one. Raises ServiceError.
+        """Return the JSON value of the reply with its envelope; None for an empty reply. Raises ServiceError.
 
         `hook` replaces each JSON object while it is read.
         """
-
         self._check_online(call)
 
         def attempt(deadline: float) -> Any:
             with self._open(call, urgency, deadline) as reply:
                 content = reply.content(deadline)
-                return self._understood(call, reply, content, hook)
+                return self._value(call, reply, content, hook)
 
         return self._run(call, attempt)
 
     def open(self, call: Call, urgency: Urgency) -> Reply | str:
-        """The open reply of a call whose body is a file, or the link it redirects to. Raises ServiceError."""
+        """Return the open reply of a call whose body is a file, or the link it redirects to. Raises ServiceError."""
         self._check_online(call)
 
         def attempt(deadline: float) -> Reply | str:
@@ -96,15 +96,15 @@ class ApiCaller:
 
     def _run(self, call: Call, attempt: Callable[[float], T]) -> T:
         try:
-            found = self._retrier.run(call.label, self._timeouts.total, attempt, once=call.once)
+            result = self._retrier.run(call.label, self._timeouts.total, attempt, once=call.once)
         except Failed as failed:
             self._note(failed.error)
             raise self._final(call, failed) from None
         self.outage = None
-        return found
+        return result
 
     def _note(self, error: ServiceError) -> None:
-        """An error that the service itself has told is an answer, too; what was not sent says nothing."""
+        """Note whether the service answers. Its own errors are answers; a call that was not sent proves nothing."""
         if isinstance(error, (Unreachable, TimedOut, ServerFault)):
             self.outage = Outage(self.outage.since if self.outage else self._clock.now(), str(error))
         elif not isinstance(error, BudgetSpent):
@@ -112,14 +112,14 @@ class ApiCaller:
 
     def _check_online(self, call: Call) -> None:
         if self._endpoint.offline:
-            raise Unreachable(f"{call.label}: not asked, offline")
+            raise Unreachable(f"{call.label}: not sent, offline")
 
     def _final(self, call: Call, failed: Failed) -> Exception:
         if call.once and failed.sent:
             return LaunchUnresolved(f"{call.label}: it may have started a run, the answer is lost ({failed.error})")
         return failed.error
 
-    def _understood(self, call: Call, reply: Reply, content: bytearray, hook: Hook | None) -> Any:
+    def _value(self, call: Call, reply: Reply, content: bytearray, hook: Hook | None) -> Any:
         if not 200 <= reply.status < 300:
             raise self._failure(call, reply, content)
         try:
@@ -141,21 +141,21 @@ class ApiCaller:
         return Failed(error, again=again, sent=sent, pause=pause)
 
     def _over_limit(self, reply: Reply, error: BudgetSpent) -> Failed:
-        told = failures.retry_after(reply.headers, self._clock.now())
-        wait = self._budget.refused(told)
+        retry_after = failures.retry_after(reply.headers, self._clock.now())
+        wait = self._budget.refused(retry_after)
         spent = BudgetSpent(f"{error}; again in {wait:.0f} s", retry_after=wait)
-        return Failed(spent, again=told is not None, sent=False, pause=told)
+        return Failed(spent, again=retry_after is not None, sent=False, pause=retry_after)
 
     def _open(self, call: Call, urgency: Urgency, deadline: float) -> Reply:
-        """The reply after following redirects within the API's own origin."""
+        """Send the call and follow redirects within the API's own origin."""
         url = self._endpoint.url(call)
-        for _ in range(HOPS + 1):
+        for _ in range(MAX_REDIRECTS + 1):
             reply = self._send(call, url, urgency, deadline)
             if reply.redirect is None or call.once:
                 return reply
             reply.close()
             url = self._next_hop(call, reply.status, redirect_target(call.label, url, reply.redirect))
-        raise Failed(Refused(f"{call.label}: more than {HOPS} redirects"), again=False)
+        raise Failed(Refused(f"{call.label}: more than {MAX_REDIRECTS} redirects"), again=False)
 
     def _next_hop(self, call: Call, status: int, url: str) -> str:
         if not self._endpoint.is_same_origin(url):

@@ -1,8 +1,8 @@
 """The verbs of the service: list, view, upload, download, delete, launch, stop, sync, in API v1 or v2.
 
-Thread-safe; one client per account serves any number of threads. Every verb takes `urgency`, which says who
-may have the last calls of the hour (`budget`), and raises errors of `cloudsimfs.errors` only. It knows
-nothing of files, inodes or caches, keeps no copy of what it read, and never sends a launch twice.
+Thread-safe: one client per account serves any number of threads. Every verb takes `urgency`, which decides what
+happens when the hour's calls run out (`budget`), and raises only errors of `cloudsimfs.errors`. The client knows no
+inodes and no caches, keeps no copy of what it read, and never sends a launch twice.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ def connect(
     clock: Clock | None = None,
     stop: threading.Event | None = None,
 ) -> Client:
-    """A client of the service at `base_url`. Makes no call: `auto` finds the version out at the first use.
+    """A client of the service at `base_url`. Makes no call: with `auto`, the first verb finds out the version.
 
-    `calls_per_hour` bounds the calls even if the service reports a higher limit or none. `key_in_query` sends
-    the key as v1's query parameter (docs/service.md, "Authentication"). When `stop` is set, waits and transfers end
-    with Cancelled. `offline` makes no call at all: each raises Unreachable. Raises ConfigError.
+    `calls_per_hour` limits the calls even if the service reports a higher limit or none. `key_in_query` sends the key
+    as v1's query parameter (docs/service.md, "Authentication"). Setting `stop` ends waits and transfers: Cancelled.
+    With `offline`, every call raises Unreachable and none is sent. Raises ConfigError.
     """
     check_key(key, "API key")
     register_secret(key)
@@ -74,7 +74,7 @@ def connect(
 
 
 class Client:
-    """Made by `connect`. Use as a context manager, or call `close`."""
+    """One account of the service. Made by `connect`; use it as a context manager, or call `close`."""
 
     def __init__(
         self,
@@ -101,28 +101,28 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Drop the pooled connections. Transfers still running end by themselves."""
+        """Close the idle connections. Transfers still running end by themselves."""
         self._http.close()
 
     @property
     def api_version(self) -> Version:
-        """The API version in use; with `auto` the first look costs one call, which may raise."""
+        """The API version in use. With `auto`, the first access makes one call, which may raise."""
         return self._versions.in_use(Urgency.NORMAL)
 
     @property
     def clock_skew(self) -> float | None:
-        """Seconds the service's clock is ahead of ours, as of its last reply; None if it did not say."""
+        """Seconds by which the service's clock was ahead at its last reply; None if the reply had no Date."""
         return self._caller.clock_skew
 
     @property
     def outage(self) -> Outage | None:
-        """Since when no call has had an answer; None if the last one had, or none was made."""
+        """Since when the service has not answered; None if the last call was answered, or none was made."""
         return self._caller.outage
 
     # -- storage: names ---------------------------------------------------------------------------------
 
     def list_directory(self, entry_id: int, path: str, *, urgency: Urgency = Urgency.NORMAL) -> list[Entry]:
-        """All entries directly in the folder `path` whose id is `entry_id` (0: the root), or an error."""
+        """All entries directly in a folder: `path`, with the id `entry_id` (0: the root)."""
         if self._versions.has_v2("list", urgency):
             try:
                 return all_pages("GET /storage/index", lambda page: self._page(entry_id, path, page, urgency))
@@ -135,7 +135,7 @@ class Client:
         return entries.listing(call, self._caller.call(call, urgency), path)
 
     def list_page(self, entry_id: int, path: str, page: int, *, urgency: Urgency = Urgency.NORMAL) -> list[Entry]:
-        """v2: page `page` (from 1) of a folder, by name. Raises NotOffered in v1, which has no pages."""
+        """One page (from 1) of a folder, sorted by name. Raises NotOffered in v1, which has no pages."""
         if not self._versions.has_v2("list", urgency):
             raise NotOffered("GET /storage/index: API v1 has no pages")
         return self._page(entry_id, path, page, urgency)[1]
@@ -146,13 +146,13 @@ class Client:
         return sent, entries.listing(call, sent, path)
 
     def list_all(self, *, urgency: Urgency = Urgency.NORMAL) -> list[Entry]:
-        """Every entry of the storage in one call, v1's, also for v2 accounts. It can be large."""
+        """Every entry of the storage in one call, which is v1's also for v2 accounts. The reply can be large."""
         call = v1.list_all()
         reply = self._caller.call(call, urgency, entries.entry_hook())
         return entries.listing(call, reply, None)
 
     def view(self, path: str, *, urgency: Urgency = Urgency.NORMAL) -> View | None:
-        """What is at `path`; None if definitely nothing. Raises Refused where v2 does not say which."""
+        """What is at `path`; None if certainly nothing. Raises Refused where v2's answer may mean either."""
         if path == paths.ROOT:
             return View(Entry(0, "", "", True), self.list_directory(0, paths.ROOT, urgency=urgency))
         _check_text(path)
@@ -163,30 +163,30 @@ class Client:
             return None
 
     def entry(self, entry_id: int, *, urgency: Urgency = Urgency.NORMAL) -> Entry:
-        """One entry by its id; v1's call, also for v2 accounts. Raises NoSuchEntry."""
+        """One entry by its id. The call is v1's, also for v2 accounts. Raises NoSuchEntry."""
         call = v1.entry(entry_id)
         return entries.entry(call, self._caller.call(call, urgency))
 
-    def measure(self, entry: Entry, *, urgency: Urgency = Urgency.NORMAL) -> Entry:
-        """A file's entry with its size, which its listing did not tell. Raises Refused if nothing tells it."""
-        found = self.entry(entry.id, urgency=urgency)
-        if found.path != entry.path or found.is_dir:
+    def fetch_size(self, entry: Entry, *, urgency: Urgency = Urgency.NORMAL) -> Entry:
+        """The entry with its size, which its listing left out. Raises Refused if the service never gives it."""
+        current = self.entry(entry.id, urgency=urgency)
+        if current.path != entry.path or current.is_dir:
             raise BadReply(f"entry {entry.id}: it is another than the one listed")
-        if found.sized:
-            return found
-        with self.fetch(self.download(entry.id, urgency=urgency)) as whole:  # closed before its body is read
-            if whole.total is None:
+        if current.sized:
+            return current
+        with self.fetch(self.download(entry.id, urgency=urgency)) as body:  # closed unread: only its size is wanted
+            if body.total is None:
                 raise Refused(f"entry {entry.id}: the service does not tell its size")
-            return replace(found, size=whole.total, sized=True)
+            return replace(current, size=body.total, sized=True)
 
     def delete(self, entry_id: int, *, urgency: Urgency = Urgency.NORMAL) -> None:
-        """Delete a file, or a folder with all in it. Raises NoSuchEntry if it was already gone."""
+        """Delete a file, or a folder with its content. Raises NoSuchEntry if it was already gone."""
         if entry_id < 1:
             raise Refused("DELETE /storage: the root cannot be deleted")
         self._versions.acknowledged(v2.delete(entry_id), v1.delete(entry_id), urgency)
 
     def delete_cache(self, *, urgency: Urgency = Urgency.NORMAL) -> None:
-        """Let the service see finished uploads now (v2). Raises NotOffered in v1."""
+        """Have the service notice finished uploads now (v2). Raises NotOffered in v1."""
         if self._versions.in_use(urgency) == "v1":
             raise NotOffered("DELETE /user/delete-cache: API v1 has no such call")
         self._do(v2.delete_cache(), urgency)
@@ -203,18 +203,18 @@ class Client:
         progress: Progress | None = None,
         urgency: Urgency = Urgency.BACKGROUND,
     ) -> Stored:
-        """Store `size` bytes as `path`: one call for the link, one PUT (docs/service.md, "Endpoints"); see `uploads`.
+        """Store `size` bytes as `path`: one call for the link, one PUT (docs/service.md, "Endpoints").
 
-        `body()` gives the bytes anew for each attempt; what it raises drops the connection and passes
-        through. `progress` gets the bytes sent so far. Where the store's ETag is an MD5, it is compared with
-        that of what was sent; where there is none, `is_listed` may be asked whether the file is there.
+        `body()` gives the bytes for each attempt, from the start; its errors drop the connection and pass through.
+        `progress` gets the number of bytes sent so far. An ETag that is an MD5 is compared with that of the bytes
+        sent. Without an ETag, `is_listed` may be called: it says whether a listing shows the file (see `uploads`).
         """
         _check_text(path)
 
-        def ask() -> str:
+        def request_link() -> str:
             return self._upload_link(path, urgency)
 
-        return self._uploads.put(path, size, body, ask, is_listed, progress=progress)
+        return self._uploads.put(path, size, body, request_link, is_listed, progress=progress)
 
     def _upload_link(self, path: str, urgency: Urgency) -> str:
         call = v2.upload_url(path) if self._versions.in_use(urgency) == "v2" else v1.upload_url(path)
@@ -224,7 +224,7 @@ class Client:
         return link
 
     def upload_direct(self, path: str, data: bytes, *, urgency: Urgency = Urgency.NORMAL) -> None:
-        """Store a file below 2 MB in one API call, v1's. Raises Refused if it is larger."""
+        """Store a file below 2 MB in one API call, which is v1's. Raises Refused if it is larger."""
         _check_text(path)
         call = v1.upload_direct(path, data)
         if len(data) >= v1.DIRECT_LIMIT:
@@ -232,7 +232,7 @@ class Client:
         self._do(call, urgency)
 
     def download(self, entry_id: int, *, urgency: Urgency = Urgency.NORMAL) -> Download:
-        """Where the file can be fetched. A null link is asked for again, 2 s apart, at most 5 times."""
+        """A link to the file. While the service answers with a null link, asks at most 5 times, 2 s apart."""
         return self._downloads.link(entry_id, urgency)
 
     def fetch(
@@ -244,16 +244,16 @@ class Client:
         if_etag: str | None = None,
         if_size: int | None = None,
     ) -> Fetched:
-        """Open `length` bytes (None: the rest) from `offset` of a file; no API call. Close what is returned.
+        """Open `length` bytes (None: the rest) from `offset` of a file, without an API call. Close the result.
 
-        A server that ignores the range answers with `.offset` 0 and `.partial` False. Raises LinkExpired when
-        a new `download` is needed, VersionChanged if the object's ETag or whole size (bytes) is another than
-        `if_etag` or `if_size`, or if it ends before `offset`.
+        If the server ignores the range, the result has `offset` 0 and `partial` False. Raises LinkExpired when a new
+        `download` is needed. Raises VersionChanged if the object's ETag or whole size (bytes) differs from `if_etag`
+        or `if_size`, or if the object ends before `offset`.
         """
         return self._store.get(download, offset=offset, length=length, if_etag=if_etag, if_size=if_size)
 
     def download_direct(self, entry_id: int, *, urgency: Urgency = Urgency.NORMAL) -> Fetched:
-        """Open a whole file with one API call, v1's. Close what is returned."""
+        """Open a whole file with one API call, which is v1's. Close the result."""
         return self._downloads.open_direct(entry_id, urgency)
 
     # -- simulations ------------------------------------------------------------------------------------
@@ -265,10 +265,10 @@ class Client:
         enough: Callable[[list[Simulation]], bool] | None = None,
         urgency: Urgency = Urgency.NORMAL,
     ) -> list[Simulation]:
-        """All runs of the user; v2's are without their logs, and come in pages, the newest first.
+        """All runs of the user. v2 lists them without their logs, in pages, the newest first.
 
-        `logs` makes v1's call, which has them, also for v2 accounts. `enough`, told the runs of the pages so far, may
-        say that no more pages are wanted.
+        With `logs`, v1's call is made, which has the logs, also for v2 accounts. `enough` gets the runs of the pages
+        so far; it returns True to read no more pages.
         """
         if not logs and self._versions.has_v2("simulations", urgency):
             try:
@@ -294,10 +294,10 @@ class Client:
         return parsing.simulation(call, reply)
 
     def launch(self, request: LaunchRequest, *, urgency: Urgency = Urgency.CONTROL) -> int:
-        """Start a run; its id. Sends one POST at most, ever.
+        """Start a run and return its id. Sends at most one POST, ever.
 
-        Raises LaunchUnresolved if the POST may have arrived but its answer is lost or unreadable: look at
-        `simulations`, never launch again. Any other error means that nothing was started.
+        Raises LaunchUnresolved if the POST may have arrived, but its answer is lost or unreadable: look at
+        `simulations`, never launch again. Any other error means that no run was started.
         """
         for text in (request.folder, request.cpu, request.ram, request.script, request.mesh or ""):
             _check_text(text)
@@ -308,31 +308,32 @@ class Client:
             raise LaunchUnresolved(f"{error}; it may have started a run") from None
 
     def stop(self, run_id: int, signal: Signal, *, urgency: Urgency = Urgency.CONTROL) -> None:
-        """Stop a run, softly or hard. Raises NoSuchEntry, and Refused in the wrong state."""
+        """Stop a run, softly or hard. Raises NoSuchEntry, or Refused if the run's state does not allow it."""
         if signal is Signal.SYNC:
             raise ValueError("use sync()")
         call = v2.stop(run_id, signal) if self._versions.in_use(urgency) == "v2" else v1.stop(run_id, signal)
         self._do(call, urgency)
 
     def sync(self, run_id: int, *, urgency: Urgency = Urgency.CONTROL) -> None:
-        """Ask a run to save its current results and go on. Raises NoSuchEntry, and Refused in the wrong
-        state.
+        """Have a run save its results so far and go on.
+
+        Raises NoSuchEntry, or Refused if the run's state does not allow it.
         """
         self._versions.acknowledged(v2.sync(run_id), v1.sync(run_id), urgency)
 
     def cpu_values(self, *, urgency: Urgency = Urgency.NORMAL) -> tuple[str, ...]:
-        """The values a launch may use for cpu."""
+        """The values that a launch may use for `cpu`."""
         probed = self._versions.take_probed()
         if probed is not None:
             return parsing.options(v2.cpu_values(), probed)
         return parsing.options(*self._versions.either(v2.cpu_values(), v1.cpu_values(), urgency))
 
     def ram_values(self, *, urgency: Urgency = Urgency.NORMAL) -> tuple[str, ...]:
-        """The values a launch may use for ram."""
+        """The values that a launch may use for `ram`."""
         return parsing.options(*self._versions.either(v2.ram_values(), v1.ram_values(), urgency))
 
     def scripts(self, *, urgency: Urgency = Urgency.NORMAL) -> tuple[str, ...]:
-        """The values a launch may use for script."""
+        """The values that a launch may use for `script`."""
         return parsing.options(*self._versions.either(v2.scripts(), v1.scripts(), urgency))
 
     def _do(self, call: Call, urgency: Urgency) -> None:
@@ -340,7 +341,7 @@ class Client:
 
 
 def _check_text(text: str) -> None:
-    """Refuse what is not UTF-8: it would reach the service as something else."""
+    """Raises ConfigError for text that is not UTF-8: it would reach the service as something else."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:

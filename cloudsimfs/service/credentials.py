@@ -1,4 +1,4 @@
-"""Reads the API key from the user's file. No state, no network; never shows the key."""
+"""The API key from the user's file. No state, no network; never shows the key."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ from cloudsimfs.redact import register_secret
 
 log = logging.getLogger(__name__)
 
-_LARGEST = 64 * 1024  # bytes; a key or license file is far smaller
+_MAX_KEY_FILE = 64 * 1024  # bytes; a key or license file is far smaller
 _KEY_MEMBERS = ("apikey", "key", "token", "apitoken", "accesskey", "accesstoken", "licensekey", "secret")
 _USER_MEMBERS = ("username", "user", "login", "email", "name")
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """A user's key; `username` is only known from a license file."""
+    """A user's key. Only a license file says the `username`."""
 
     username: str | None
     key: str = field(repr=False)
 
 
 def load_key(path: str | os.PathLike[str]) -> Credentials:
-    """The key in `path`: alone on one line, or in the service's license file (docs/service.md, "Authentication").
+    """Read the key from `path`: one line, or the service's license file (docs/service.md, "Authentication").
 
-    Raises ConfigError with a sentence that says what is wrong with the file. Warns if others can read it.
+    Raises ConfigError, which says what is wrong with the file. Logs a warning if other users can read it.
     """
     name = os.fspath(path)
     try:
         with open(name, "rb") as file:
             mode = os.fstat(file.fileno()).st_mode
-            content = file.read(_LARGEST + 1)
+            content = file.read(_MAX_KEY_FILE + 1)
     except OSError as error:
         raise ConfigError(f"key file {name}: {error.strerror}") from None
     except ValueError:
         raise ConfigError(f"key file {name!r}: not a file name") from None
     if mode & (stat.S_IRGRP | stat.S_IROTH):
         log.warning("key file %s can be read by others; run: chmod 600 %s", name, name)
-    if len(content) > _LARGEST:
+    if len(content) > _MAX_KEY_FILE:
         raise ConfigError(f"key file {name}: too large to be a key or a license file")
     try:
         text = content.decode("utf-8-sig").strip()
@@ -52,14 +52,14 @@ def load_key(path: str | os.PathLike[str]) -> Credentials:
         raise ConfigError(f"key file {name}: not a text file") from None
     if not text:
         raise ConfigError(f"key file {name}: it is empty")
-    found = _from_license(name, text) if text.startswith("{") else Credentials(None, text)
-    check_key(found.key, f"key file {name}")
-    register_secret(found.key)
-    return found
+    credentials = _from_license(name, text) if text.startswith("{") else Credentials(None, text)
+    check_key(credentials.key, f"key file {name}")
+    register_secret(credentials.key)
+    return credentials
 
 
 def check_key(key: str, where: str) -> None:
-    """Refuse what cannot be sent as a header value. Raises ConfigError, without showing the key."""
+    """Raises ConfigError, without showing the key, if it cannot be sent as a header."""
     if not key:
         raise ConfigError(f"{where}: the API key is empty")
     if len(key.splitlines()) > 1:
@@ -73,7 +73,7 @@ def _from_license(name: str, text: str) -> Credentials:
         license_ = json.loads(text)
     except (ValueError, RecursionError):
         raise ConfigError(f"key file {name}: it starts like a license file but is not valid JSON") from None
-    members = {_plain(each): value for each, value in license_.items()}
+    members = {_plain(member): value for member, value in license_.items()}
     key = _first(members, _KEY_MEMBERS)
     if key is None:
         raise ConfigError(f"key file {name}: the license JSON has no member that is the key (as `api_key`)")
@@ -85,8 +85,8 @@ def _plain(member: str) -> str:
 
 
 def _first(members: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
-    for each in names:
-        value = members.get(each)
+    for name in names:
+        value = members.get(name)
         if isinstance(value, str) and value.strip():
             return value.strip()
     return None

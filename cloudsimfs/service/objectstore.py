@@ -1,7 +1,7 @@
-"""The object store behind signed URLs: one PUT up, ranged GETs down, with constant memory.
+"""The object store behind signed URLs: one PUT for an upload, ranged GETs for downloads, with constant memory.
 
-Thread-safe. Signed URLs carry their own signature: the API key is never sent to them, they are never logged,
-and they count against no limit (docs/service.md, "URLs").
+Thread-safe: it has no state of its own; a `Fetched` belongs to one thread. A signed URL carries its own signature:
+the API key is never sent to it, it is never logged, and it counts against no limit (docs/service.md, "URLs").
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from cloudsimfs.service.call import Timeouts
 from cloudsimfs.service.model import Download, Stored
 from cloudsimfs.service.parsing import excerpt
 from cloudsimfs.service.retry import Failed, Retrier
-from cloudsimfs.service.transport import HOPS, HttpTransport, Reply, redirect_target
+from cloudsimfs.service.transport import MAX_REDIRECTS, HttpTransport, Reply, redirect_target
 from cloudsimfs.service.v1 import CONTENT_TYPE
 
 _RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)")
@@ -38,9 +38,8 @@ _MD5 = re.compile(r"[0-9a-f]{32}")
 class Fetched:
     """The open body of a file or a range of it. Use as a context manager; read `blocks` once.
 
-    `offset` and `length` are what really comes, in bytes (`length` None: not told); `total` is the size of
-    the whole object, None if not told. `partial` is False if the server ignored the range and sends
-    everything.
+    `offset` and `length` say in bytes what the server really sends; `total` is the size of the whole object. `length`
+    and `total` are None if the server did not say. `partial` is False if it ignored the range and sends everything.
     """
 
     def __init__(
@@ -64,25 +63,25 @@ class Fetched:
         self._reply.close()
 
     def blocks(self, buffer: memoryview | None = None) -> Iterator[bytes | memoryview]:
-        """The bytes, in blocks of at most 256 KiB, or in parts of a `buffer` that the next block overwrites.
+        """The bytes, in blocks of at most 256 KiB. With a `buffer`, each block is a view: the next one overwrites it.
 
-        Raises Unreachable or TimedOut if they are cut off.
+        Raises Unreachable or TimedOut if the transfer is cut off, BadReply for other bytes than announced.
         """
-        got = 0
+        received = 0
         try:
             for block in self._reply.blocks(buffer):
-                got += len(block)
-                if self.length is not None and got > self.length:
+                received += len(block)
+                if self.length is not None and received > self.length:
                     raise BadReply(f"{self._label}: more than the announced {self.length} bytes came")
                 yield block
         except Failed as failed:
             raise failed.error from None
-        if self.length is not None and got < self.length:
-            raise BadReply(f"{self._label}: {got} of the announced {self.length} bytes came")
+        if self.length is not None and received < self.length:
+            raise BadReply(f"{self._label}: {received} of the announced {self.length} bytes came")
 
 
 class ObjectStore:
-    """Transfers over signed URLs. With `secure`, links must be https."""
+    """Transfers over signed URLs. With `secure`, only https links are used."""
 
     def __init__(
         self, http: HttpTransport, retrier: Retrier, clock: Clock, timeouts: Timeouts, *, secure: bool
@@ -94,7 +93,7 @@ class ObjectStore:
         self._secure = secure
 
     def put(self, url: str, size: int, body: Body, *, progress: Progress | None) -> Stored:
-        """Store `size` bytes; other bytes there, where the store tells their MD5, are a failed attempt.
+        """Store `size` bytes. If the store's ETag is the MD5 of other bytes, the attempt has failed.
 
         Raises LinkExpired, Cancelled, other ServiceErrors, and what `body` raises.
         """
@@ -113,10 +112,10 @@ class ObjectStore:
             with self._http.upload(label, url, headers, size, hashed, progress) as reply:
                 if not 200 <= reply.status < 300:
                     raise self._refusal(label, reply)
-                told = reply.error_content()  # also so that the connection can be used again
-                return _stored(label, reply.headers, told, digest.hexdigest())
+                answer = reply.error_content()  # reading it also lets the connection be used again
+                return _stored(label, reply.headers, answer, digest.hexdigest())
 
-        # The transfer itself may take hours: only its pauses and the number of attempts are bounded.
+        # No total time: the transfer itself may take hours. The number of attempts is bounded.
         try:
             return self._retrier.run(label, float("inf"), attempt)
         except Failed as failed:
@@ -131,7 +130,7 @@ class ObjectStore:
         if_etag: str | None = None,
         if_size: int | None = None,
     ) -> Fetched:
-        """Open `length` bytes (None: the rest) from `offset`; the caller closes it."""
+        """Open `length` bytes (None: the rest) from `offset`. The caller closes the result. See `Client.fetch`."""
         label = "GET download link"
         headers = {"Accept-Encoding": "identity"}
         if length is not None and length < 1:
@@ -156,14 +155,14 @@ class ObjectStore:
             raise failed.error from None
 
     def _follow(self, label: str, url: str, headers: Mapping[str, str], deadline: float) -> Reply:
-        for _ in range(HOPS + 1):
+        for _ in range(MAX_REDIRECTS + 1):
             self._check(label, url)
             reply = self._http.send(label, "GET", url, headers, deadline=deadline, read=self._timeouts.data)
             if reply.redirect is None:
                 return reply
             reply.close()
             url = redirect_target(label, url, reply.redirect)
-        raise Failed(Refused(f"{label}: more than {HOPS} redirects"), again=False)
+        raise Failed(Refused(f"{label}: more than {MAX_REDIRECTS} redirects"), again=False)
 
     def _check(self, label: str, url: str) -> None:
         try:
@@ -178,8 +177,8 @@ class ObjectStore:
 
     @staticmethod
     def _refusal(label: str, reply: Reply) -> Failed:
-        told = excerpt(reply.error_content())
-        text = f"{label}: HTTP {reply.status}" + (f": {told}" if told else "")
+        reason = excerpt(reply.error_content())
+        text = f"{label}: HTTP {reply.status}" + (f": {reason}" if reason else "")
         error: ServiceError
         if reply.status in (400, 401, 403):
             error = LinkExpired(text)
@@ -204,7 +203,7 @@ def opened(
     if_etag: str | None = None,
     if_size: int | None = None,
 ) -> Fetched:
-    """The checked body of a 200 or 206. Raises BadReply, VersionChanged."""
+    """Check the headers of a 200 or 206 against the request. Raises BadReply, VersionChanged."""
     etag = reply.headers.get("etag")
     if if_etag is not None and etag is not None and etag != if_etag:
         raise VersionChanged(f"{label}: the file was replaced on the service")
@@ -222,13 +221,13 @@ def opened(
     first, last = int(match[1]), int(match[2])
     total = None if match[3] == "*" else int(match[3])
     _check_size(label, total, if_size)
-    got = last - first + 1
-    wanted = length is None or got <= length
-    if first != offset or got < 1 or not wanted or reply.content_length not in (None, got):
+    count = last - first + 1
+    fits = length is None or count <= length
+    if first != offset or count < 1 or not fits or reply.content_length not in (None, count):
         raise BadReply(f"{label}: another part came than was asked for (Content-Range {match[0]})")
-    if length is not None and got < length and total is not None and last != total - 1:
+    if length is not None and count < length and total is not None and last != total - 1:
         raise BadReply(f"{label}: a shorter part came than was asked for (Content-Range {match[0]})")
-    return Fetched(label, reply, offset=first, length=got, total=total, partial=True)
+    return Fetched(label, reply, offset=first, length=count, total=total, partial=True)
 
 
 def _check_size(label: str, total: int | None, expected: int | None) -> None:
@@ -236,25 +235,26 @@ def _check_size(label: str, total: int | None, expected: int | None) -> None:
         raise VersionChanged(f"{label}: the object has {total} bytes, not {expected}")
 
 
-def _stored(label: str, headers: Mapping[str, str], told: bytearray, md5: str) -> Stored:
+def _stored(label: str, headers: Mapping[str, str], answer: bytearray, md5: str) -> Stored:
+    """Check that a 2xx comes from the store, and that the store has the bytes that were sent. Raises Failed."""
     etag = headers.get("etag")
     plain = (etag or "").strip('"').lower()
     if _MD5.fullmatch(plain) and plain != md5 and not _is_encrypted(headers):
         raise Failed(BadReply(f"{label}: the store has other bytes than were sent"), again=True)
-    # An empty body may be called HTML by a store; a page, or an XML error, is what a proxy or a portal says.
-    if told.lstrip()[:1] == b"<" and plain != md5:
+    # A page comes from a proxy or a portal. Its Content-Type does not tell: a store may call an empty body HTML.
+    if answer.lstrip()[:1] == b"<" and plain != md5:
         raise Failed(
-            ServerFault(f"{label}: a web page came instead of the store's answer: {excerpt(told)}"), again=True
+            ServerFault(f"{label}: a web page came instead of the store's answer: {excerpt(answer)}"), again=True
         )
     stored_ns = None
     try:
         stored_ns = int(parsedate_to_datetime(headers.get("date", "")).timestamp()) * 10**9
     except (ValueError, TypeError, OverflowError):
-        pass  # the date is a courtesy
+        pass  # `stored_ns` is optional
     return Stored(etag, stored_ns)
 
 
 def _is_encrypted(headers: Mapping[str, str]) -> bool:
-    """With a key of its own, S3's ETag is of the encrypted bytes, and looks like an MD5 all the same."""
+    """Whether the ETag is of encrypted bytes: S3's then looks like an MD5, but is not that of what was sent."""
     kms = headers.get("x-amz-server-side-encryption", "").startswith("aws:kms")
     return kms or "x-amz-server-side-encryption-customer-algorithm" in headers

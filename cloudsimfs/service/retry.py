@@ -1,6 +1,7 @@
-"""Doing again what may be done again: bounded by attempts and by a deadline, with full jitter.
+"""Retries: how often, how long and with which pauses an attempt is repeated.
 
-Thread-safe: no state of its own. Never repeats what its caller did not allow.
+`Retry` is the policy, `Retrier` follows it. Thread-safe: no state of its own. Never repeats an attempt that its
+caller did not mark as repeatable.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """How often a repeatable call is sent at most; pauses have full jitter up to base * 2**n seconds."""
+    """A policy: at most `attempts` in all, with pauses of full jitter up to `base`, doubled each time, up to `cap`.
+
+    `base` and `cap` are in seconds.
+    """
 
     attempts: int = 4
     base: float = 0.5
@@ -32,8 +36,8 @@ class Retry:
 class Failed(Exception):
     """One attempt failed with `error`.
 
-    `again`: the same attempt may succeed later. `sent`: the request may have reached the service. `pause`:
-    the seconds the service asked to wait, if it did.
+    `again`: the same attempt may succeed later. `sent`: the request may have reached the service. `pause`: the
+    seconds that the service said to wait, None if it did not.
     """
 
     def __init__(self, error: ServiceError, *, again: bool, sent: bool = True, pause: float | None = None) -> None:
@@ -45,7 +49,7 @@ class Failed(Exception):
 
 
 class Retrier:
-    """Runs attempts under one policy. `stop` ends every pause with Cancelled."""
+    """Runs attempts under one policy. Setting `stop` ends every pause with Cancelled."""
 
     def __init__(self, policy: Retry, clock: Clock, stop: threading.Event) -> None:
         self._policy = policy
@@ -53,9 +57,9 @@ class Retrier:
         self._stop = stop
 
     def run(self, label: str, total: float, attempt: Callable[[float], T], *, once: bool = False) -> T:
-        """The result of `attempt(deadline)`, which is repeated while it raises Failed with `again`.
+        """Return the result of `attempt(deadline)`, repeated while it raises Failed with `again`.
 
-        `total` is in seconds for all attempts and pauses; with `once` there is one attempt, whatever happens.
+        `total` is in seconds, for all attempts and pauses. With `once` there is one attempt, whatever happens.
         Raises the last Failed, or Cancelled.
         """
         deadline = self._clock.monotonic() + total
@@ -82,10 +86,11 @@ class Retrier:
         return jitter if failed.pause is None else failed.pause + jitter / 4
 
     def wait(self, label: str, seconds: float) -> None:
-        """Wait, unless this side is stopped meanwhile: Cancelled."""
+        """Wait `seconds`. Raises Cancelled when the client is stopped meanwhile."""
         self._clock.wait(self._stop, seconds)
         self.check(label)
 
     def check(self, label: str) -> None:
+        """Raises Cancelled if the client is stopped."""
         if self._stop.is_set():
             raise Cancelled(f"{label}: stopped")

@@ -1,8 +1,8 @@
-"""HTTP: pooled connections, timeouts, and the network's failures as the error tree. The one importer of
-requests.
+"""HTTP: pooled connections, timeouts, and the network's failures as errors of `cloudsimfs.errors`.
 
-Thread-safe: one `HttpTransport` serves any number of threads. It keeps no cookies, follows no redirect, takes proxies
-but no passwords from the environment, and never adds a credential: its callers give the headers.
+Only this module imports requests and urllib3. Thread-safe: one `HttpTransport` serves any number of threads; a
+`Reply` belongs to one. It keeps no cookies and follows no redirects. It takes proxies from the environment, but no
+passwords, and never adds a credential: its callers give the headers.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from cloudsimfs.service.body import Body, BodyFailed, Progress, UploadBody
 from cloudsimfs.service.call import Timeouts
 from cloudsimfs.service.retry import Failed
 
-POOL = 64  # kept connections per host
-BLOCK = 1 << 18  # bytes read at once
-LEAST_BLOCK, FIRST_BLOCK = 1 << 16, 1 << 18  # bytes received at once into a buffer
-MOMENT = 0.01  # seconds; a block should take no longer: readers wait for its end
-_LARGEST = 1 << 29  # bytes of an API answer; an all-entries listing of a million files is far below
-_SHORT = 1 << 16  # bytes read of an error's body
-HOPS = 5  # redirects followed
+POOL_SIZE = 64  # idle connections kept per host
+READ_BLOCK = 1 << 18  # bytes read at once through urllib3
+MIN_RECEIVE_BLOCK, FIRST_RECEIVE_BLOCK = 1 << 16, 1 << 18  # bytes received at once into a buffer
+RECEIVE_TARGET = 0.01  # seconds that one block should take: readers wait for its end
+MAX_REDIRECTS = 5  # followed by one request; callers follow them
+_MAX_ANSWER = 1 << 29  # bytes of an API answer; a listing of a million entries is far below
+_MAX_ERROR_BODY = 1 << 16  # bytes read of an error's body
 _REDIRECTS = (301, 302, 303, 307, 308)
 
 
@@ -54,7 +54,7 @@ class _NoAuth(AuthBase):
 
 
 class Reply:
-    """An answer whose body is still to be read. Close it, or use it as a context manager."""
+    """An answer whose body has not been read yet. Close it, or use it as a context manager."""
 
     def __init__(self, label: str, response: requests.Response, clock: Clock, stop: threading.Event) -> None:
         self._label = label
@@ -71,46 +71,47 @@ class Reply:
         self.close()
 
     def close(self) -> None:
-        """Give the connection back; one with an unread body is dropped."""
+        """Return the connection to the pool, or drop it if the body is not read to its end."""
         self._response.close()
 
     @property
     def content_length(self) -> int | None:
+        """The announced length of the body in bytes; None without a usable header."""
         value = self.headers.get("content-length", "")
         return int(value) if value.isascii() and value.isdigit() and len(value) < 19 else None
 
     @property
     def redirect(self) -> str | None:
-        """Where it sends the request, as it stands in the header; None if it is no redirect."""
+        """The Location header of a redirect, as it was sent; None if the reply is no redirect."""
         return (self.headers.get("location") or None) if self.status in _REDIRECTS else None
 
     def content(self, deadline: float) -> bytearray:
-        """The whole decoded body. Raises Failed if it is cut off, late or absurdly large."""
-        content = bytearray()  # not a list of blocks: joining one would hold everything twice
+        """Read the whole decoded body. Raises Failed if it is cut off, late or too large to be an answer."""
+        content = bytearray()  # not a list of blocks: joining it would need twice the memory
         for block in self._read(decode=True):
             content += block
-            if len(content) > _LARGEST:
-                raise Failed(BadReply(f"{self._label}: the answer is larger than {_LARGEST} bytes"), again=False)
+            if len(content) > _MAX_ANSWER:
+                raise Failed(BadReply(f"{self._label}: the answer is larger than {_MAX_ANSWER} bytes"), again=False)
             if self._clock.monotonic() > deadline:
                 raise Failed(TimedOut(f"{self._label}: the answer took too long"), again=False)
         return content
 
     def error_content(self) -> bytearray:
-        """The start of an error's body; what cannot be read is left out."""
+        """Read the start of an error's body, as far as it can be read."""
         content = bytearray()
         try:
             for block in self._read(decode=True):
                 content += block
-                if len(content) >= _SHORT:
+                if len(content) >= _MAX_ERROR_BODY:
                     break
         except Failed:
-            pass  # the status already tells what happened
-        return content[:_SHORT]
+            pass  # the status already says what happened
+        return content[:_MAX_ERROR_BODY]
 
     def blocks(self, buffer: memoryview | None = None) -> Iterator[bytes | memoryview]:
-        """The body as it came over the wire. Raises Failed if it is cut off.
+        """The body as it came over the wire, not decompressed. Raises Failed if it is cut off.
 
-        With a `buffer`, blocks are parts of it: each is gone when the next is asked for.
+        With a `buffer`, the blocks are views of it: each is valid until the next one is read.
         """
         body = getattr(self._response.raw, "_fp", None)
         size = self.content_length
@@ -119,8 +120,8 @@ class Reply:
         return self._receive(body, size, buffer)
 
     def _receive(self, body: http.client.HTTPResponse, left: int, buffer: memoryview) -> Iterator[memoryview]:
-        """Without urllib3, which would copy every byte twice more; in blocks of what comes in a moment."""
-        size = FIRST_BLOCK
+        """Read past urllib3, which would copy every byte twice more. The block size follows the speed."""
+        size = FIRST_RECEIVE_BLOCK
         while left:
             if self._stop.is_set():
                 raise Cancelled(f"{self._label}: stopped")
@@ -134,10 +135,10 @@ class Reply:
             if not count:
                 raise Failed(self._cut("connection closed"), again=True)
             took = self._clock.monotonic() - started
-            size = min(size * 2, len(buffer)) if took < MOMENT else max(size // 2, LEAST_BLOCK)
+            size = min(size * 2, len(buffer)) if took < RECEIVE_TARGET else max(size // 2, MIN_RECEIVE_BLOCK)
             left -= count
             yield buffer[:count]
-        self._response.raw.release_conn()  # urllib3 has not seen that the body is at its end
+        self._response.raw.release_conn()  # urllib3 did not see the end of the body
 
     def _read(self, *, decode: bool) -> Iterator[bytes]:
         raw = self._response.raw
@@ -145,14 +146,14 @@ class Reply:
             if self._stop.is_set():
                 raise Cancelled(f"{self._label}: stopped")
             try:
-                block = raw.read(BLOCK, decode_content=decode)
+                block = raw.read(READ_BLOCK, decode_content=decode)
             except urllib3.exceptions.ReadTimeoutError:
                 raise Failed(TimedOut(f"{self._label}: the answer stopped coming"), again=True) from None
             except urllib3.exceptions.DecodeError:
                 error = BadReply(f"{self._label}: the answer's compression is broken")
                 raise Failed(error, again=False) from None
             except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
-                # ValueError: the HTTP library's word for a chunk size that is no number
+                # http.client raises ValueError for a chunk size that is no number
                 raise Failed(self._cut(_cause(error)), again=True) from None
             if not block:
                 break
@@ -166,7 +167,7 @@ class Reply:
 
 
 class HttpTransport:
-    """Sends single requests over pooled connections."""
+    """Sends single requests over pooled connections. Setting `stop` ends transfers with Cancelled."""
 
     def __init__(self, timeouts: Timeouts, clock: Clock, stop: threading.Event) -> None:
         self._timeouts = timeouts
@@ -177,7 +178,7 @@ class HttpTransport:
     @staticmethod
     def _session() -> requests.Session:
         session = requests.Session()
-        adapter = HTTPAdapter(pool_connections=POOL, pool_maxsize=POOL, pool_block=False)
+        adapter = HTTPAdapter(pool_connections=POOL_SIZE, pool_maxsize=POOL_SIZE, pool_block=False)
         session.mount("https://", adapter)
         session.mount("http://", adapter)
         session.auth = _NoAuth()
@@ -201,10 +202,10 @@ class HttpTransport:
         fresh: bool = False,
         **content: Any,
     ) -> Reply:
-        """Send one request; `content` is requests' json, data, files or params. `read` is another read timeout.
+        """Send one request; `content` is requests' json, data, files or params. Raises Failed.
 
-        `fresh` uses a new connection, so that a lost answer cannot come from a pooled one that had died
-        before. Raises Failed.
+        `deadline` is in seconds of the clock's monotonic scale. `read` replaces the read timeout (seconds). `fresh`
+        uses a new connection: a pooled one may have died unnoticed, and the answer would seem lost.
         """
         read = self._timeouts.read if read is None else read
         connect = self._timeouts.connect
@@ -239,12 +240,10 @@ class HttpTransport:
         body: Body,
         progress: Progress | None,
     ) -> Reply:
-        """PUT `size` bytes from `body`. What `body` raises passes through, the connection is
-        dropped.
-        """
+        """PUT `size` bytes from `body`. An error of `body` drops the connection and passes through."""
         upload = UploadBody(label, size, body, progress, self._stop)
         try:
-            data = upload if size else b"".join(upload)  # requests asks nobody for a body of no bytes
+            data = upload if size else b"".join(upload)  # requests never reads an empty body
             return self.send(label, "PUT", url, headers, data=data)
         except BodyFailed:
             if upload.failure is None:
@@ -253,7 +252,7 @@ class HttpTransport:
 
 
 def _failed(label: str, error: Exception) -> Failed:
-    """A network failure in the words of the error tree."""
+    """The Failed that a network failure stands for."""
     cause = _cause(error)
     if isinstance(error, (requests.exceptions.InvalidURL, requests.exceptions.InvalidSchema)):
         return Failed(BadReply(f"{label}: not a usable address"), again=False, sent=False)
@@ -262,10 +261,10 @@ def _failed(label: str, error: Exception) -> Failed:
     if isinstance(error, (requests.Timeout, TimeoutError)) or "timed out" in cause:
         return Failed(TimedOut(f"{label}: no answer in time"), again=True)
     if isinstance(error, requests.exceptions.SSLError):
-        sent = not any(isinstance(each, ssl.SSLCertVerificationError) for each in _chain(error))
+        sent = not any(isinstance(link, ssl.SSLCertVerificationError) for link in _chain(error))
         return Failed(Unreachable(f"{label}: the TLS connection failed ({cause})"), again=False, sent=sent)
     if isinstance(error, requests.exceptions.ProxyError):
-        # also what urllib3 says of a connection that broke after the proxy had taken all of the request
+        # urllib3 also raises it when the connection breaks after the proxy has taken the whole request
         sent = not _never_connected(error)
         return Failed(Unreachable(f"{label}: the proxy failed ({cause})"), again=True, sent=sent)
     if isinstance(error, requests.exceptions.InvalidHeader):
@@ -274,33 +273,33 @@ def _failed(label: str, error: Exception) -> Failed:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error, what it wraps in its arguments, and its cause; the libraries use all three ways.
+    """The error, and every error inside it: in its arguments, its `reason` or its cause. The libraries use all three.
 
-    Never its context: that may be an older failure, which the caller was handling when it sent this request.
+    An error's context is left out: it may be an older failure that the caller was handling when it sent this request.
     """
-    seen: list[BaseException] = [error]
-    for each in seen:
-        wrapped = (*each.args, getattr(each, "reason", None), each.__cause__)
-        seen.extend(inner for inner in wrapped if isinstance(inner, BaseException) and inner not in seen)
-        yield each
+    chain: list[BaseException] = [error]
+    for link in chain:
+        wrapped = (*link.args, getattr(link, "reason", None), link.__cause__)
+        chain.extend(inner for inner in wrapped if isinstance(inner, BaseException) and inner not in chain)
+        yield link
 
 
 def _never_connected(error: BaseException) -> bool:
-    """Whether the request cannot have left: no connection, or a proxy that refused one (http.client's words)."""
+    """Whether the request was never sent: there was no connection, or the proxy refused one (http.client's text)."""
     return any(
-        isinstance(each, urllib3.exceptions.NewConnectionError) or str(each).startswith("Tunnel connection failed")
-        for each in _chain(error)
+        isinstance(link, urllib3.exceptions.NewConnectionError) or str(link).startswith("Tunnel connection failed")
+        for link in _chain(error)
     )
 
 
 def _cause(error: BaseException) -> str:
     """The innermost reason in a few words, without addresses or links."""
-    for each in _chain(error):
-        if isinstance(each, socket.gaierror):
+    for link in _chain(error):
+        if isinstance(link, socket.gaierror):
             return "the host name is not known"
-        if isinstance(each, TimeoutError):
+        if isinstance(link, TimeoutError):
             return "timed out"
-        if isinstance(each, OSError) and each.strerror:
-            return redact(each.strerror.lower())
+        if isinstance(link, OSError) and link.strerror:
+            return redact(link.strerror.lower())
     last = list(_chain(error))[-1]
     return redact(str(last)[:120]) or type(last).__name__

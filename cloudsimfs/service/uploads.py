@@ -1,13 +1,13 @@
-"""Uploads: the link, the transfer, and what a failing object store may cost.
+"""Uploads: the link, the transfer, and the circuit breaker for an object store that fails.
 
-A link is good for about 15 minutes (docs/service.md, "URLs") and for any content: one whose transfer failed is
-kept for the next try, so that a store that is down costs one API call per file and not one per try. While the store
-itself fails, one upload at a time tries it, at growing distances; the others hear at once why.
+A link is valid for about 15 minutes (docs/service.md, "URLs") and for any content. If the transfer fails, the link is
+kept for the next attempt: a store that is down costs one API call per file, not one per attempt. While the store
+fails, one upload at a time tries it, with growing pauses; the others fail at once, with the store's error.
 
-Object stores answer with an ETag. A success without one may be the word of a proxy or a portal that has swallowed the
-bytes: a listing has to prove it, once; then the store is known as one that gives none.
+Object stores answer with an ETag. A success without one may come from a proxy or a portal that dropped the bytes. So
+the first such upload must be found in a listing; after that the store is known to send no ETags.
 
-Thread-safe; the locks are leaves, held for moments. Two uploads of one path at the same time are the caller's affair.
+Thread-safe; the locks are leaves, held for moments. The caller must not upload one path twice at the same time.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from cloudsimfs.service.body import Body, Progress
 from cloudsimfs.service.model import Stored
 from cloudsimfs.service.objectstore import ObjectStore
 
-_LINK_LIFE = 840.0  # seconds a link is kept; the store has the last word (LinkExpired)
-_FIRST = 0.5  # seconds after the first failure of the store until the next try; doubled each time, up to
-_LONGEST = 120.0
-_OF_THE_STORE = (LinkExpired, ServerFault, TimedOut, Unreachable)
+_LINK_LIFETIME = 840.0  # seconds a link is kept; the store may refuse it earlier (LinkExpired)
+_FIRST_PAUSE = 0.5  # seconds after the first failure of the store until the next try; doubled each time, up to
+_LONGEST_PAUSE = 120.0
+_STORE_ERRORS = (LinkExpired, ServerFault, TimedOut, Unreachable)
 
-Ask = Callable[[], str]
+RequestLink = Callable[[], str]
 IsListed = Callable[[Stored], bool]
 
 
@@ -36,17 +36,24 @@ class Uploads:
     def __init__(self, store: ObjectStore, clock: Clock) -> None:
         self._store = store
         self._clock = clock
-        self._gate = Gate(clock)
-        self._lock = threading.Lock()  # protects what follows
-        self._links: dict[str, tuple[str, float]] = {}  # by path, with the monotonic seconds they were given at
-        self._gives_no_etag = False
+        self._breaker = CircuitBreaker(clock)
+        self._lock = threading.Lock()  # leaf; guards everything below
+        self._links: dict[str, tuple[str, float]] = {}  # by path: the link, and when it was given (monotonic seconds)
+        self._sends_no_etag = False
 
     def put(
-        self, path: str, size: int, body: Body, ask: Ask, is_listed: IsListed, *, progress: Progress | None = None
+        self,
+        path: str,
+        size: int,
+        body: Body,
+        request_link: RequestLink,
+        is_listed: IsListed,
+        *,
+        progress: Progress | None = None,
     ) -> Stored:
-        """Store `size` bytes. `ask` gets a link for the path: one API call; `is_listed` looks whether they are there.
+        """Store `size` bytes. `request_link` makes the API call for a link; `is_listed` looks for the stored file.
 
-        Raises as `ObjectStore.put` and as these two.
+        Raises what `ObjectStore.put` and these two raise.
         """
 
         def send(link: tuple[str, float]) -> Stored:
@@ -56,81 +63,84 @@ class Uploads:
             except BaseException as error:
                 if not isinstance(error, LinkExpired):
                     self._keep(path, link)
-                if isinstance(error, _OF_THE_STORE):
-                    self._gate.failed(failures, error)
+                if isinstance(error, _STORE_ERRORS):
+                    self._breaker.failed(failures, error)
                 raise
-            self._gate.worked()
+            self._breaker.worked()
             return stored
 
-        with self._gate.passing() as failures:
+        with self._breaker.passing() as failures:
             try:
-                return send(self._kept(path) or self._new(ask))
+                return send(self._take_kept(path) or self._new(request_link))
             except LinkExpired:
-                return send(self._new(ask))
+                return send(self._new(request_link))
 
     def _check(self, path: str, stored: Stored, is_listed: IsListed) -> None:
         with self._lock:
             if stored.etag is not None:
-                self._gives_no_etag = False
-            if stored.etag is not None or self._gives_no_etag:
+                self._sends_no_etag = False
+            if stored.etag is not None or self._sends_no_etag:
                 return
         if not is_listed(stored):
             raise ServerFault(f"PUT upload link: it was answered without an ETag, and /{path} is not listed")
         with self._lock:
-            self._gives_no_etag = True
+            self._sends_no_etag = True
 
-    def _new(self, ask: Ask) -> tuple[str, float]:
-        return ask(), self._clock.monotonic()
+    def _new(self, request_link: RequestLink) -> tuple[str, float]:
+        return request_link(), self._clock.monotonic()
 
     def _keep(self, path: str, link: tuple[str, float]) -> None:
         with self._lock:
             self._links[path] = link
 
-    def _kept(self, path: str) -> tuple[str, float] | None:
+    def _take_kept(self, path: str) -> tuple[str, float] | None:
         with self._lock:
-            oldest = self._clock.monotonic() - _LINK_LIFE
+            oldest = self._clock.monotonic() - _LINK_LIFETIME
             self._links = {path: link for path, link in self._links.items() if link[1] > oldest}
             return self._links.pop(path, None)
 
 
-class Gate:
-    """Keeps uploads from a store that fails: after two failures in a row one may pass at a time.
+class CircuitBreaker:
+    """After two failures of the store in a row, lets one upload pass at a time.
 
-    One failure alone may be the file's own.
+    One failure alone may be due to the file.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._lock = threading.Lock()  # protects what follows
+        self._lock = threading.Lock()  # leaf; guards everything below
         self._failures = 0  # in a row
-        self._next = 0.0  # monotonic seconds; when the next one may pass, if the store fails
+        self._next = 0.0  # monotonic seconds; when the next upload may pass while the store fails
         self._error: ServiceError | None = None
 
     @contextmanager
     def passing(self) -> Iterator[int]:
-        """Raises the store's last error if this is not the time; else gives what `failed` needs."""
+        """Yields what `failed` needs. Raises the store's last error if no upload may pass now."""
         with self._lock:
             failures, now = self._failures, self._clock.monotonic()
             if failures > 1:
                 if now < self._next:
                     assert self._error is not None
                     raise type(self._error)(f"not tried, since the object store fails: {self._error}")
-                self._next = now + _LONGEST  # a long transfer does not keep the others out until its end
+                # not until the end: a long transfer must not keep the others out
+                self._next = now + _LONGEST_PAUSE
         try:
             yield failures
         finally:
             with self._lock:
-                if self._failures == failures:  # it came to no end that says anything of the store
+                if self._failures == failures:  # this upload proved nothing about the store
                     self._next = 0.0
 
     def failed(self, failures: int, error: ServiceError) -> None:
-        """The store failed. `failures` is what `passing` gave: those that fail together count once."""
+        """Note a failure of the store. `failures` comes from `passing`: uploads that fail together count once."""
         with self._lock:
             if failures == self._failures:
                 self._failures += 1
-                self._next = self._clock.monotonic() + backoff.ceiling(self._failures, first=_FIRST, longest=_LONGEST)
+                pause = backoff.ceiling(self._failures, first=_FIRST_PAUSE, longest=_LONGEST_PAUSE)
+                self._next = self._clock.monotonic() + pause
                 self._error = error
 
     def worked(self) -> None:
+        """Note a success of the store."""
         with self._lock:
             self._failures = 0

@@ -19,8 +19,9 @@ from cloudsimfs.datacache.state import ContentState
 from cloudsimfs.errors import FsError, MountError, NoSpace
 from cloudsimfs.inode import LocalAttr
 from cloudsimfs.journal.database import Database, rows_of
-from cloudsimfs.journal.journal import SCHEMA, SCHEMA_VERSION, Journal
+from cloudsimfs.journal.journal import Journal
 from cloudsimfs.journal.rows import DraftRow, FileRow, TombstoneRow
+from cloudsimfs.journal.schema import SCHEMA, SCHEMA_VERSION
 from cloudsimfs.service.model import Entry, LaunchRequest
 from harness import ROOT, mode_of, need
 
