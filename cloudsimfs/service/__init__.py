@@ -6,8 +6,13 @@
             print(entry.path, entry.size)
         run = client.launch(LaunchRequest(cpu="8", ram="highcore", script="openFoam-v2406", folder="case1"))
 
-It is typed, safe to use from many threads, counts its calls (`client.budget.snapshot()`), and raises only the errors
-of `cloudsimfs.errors`, of which each says which call failed and why. A launch is never sent twice.
+The client is typed, may be used from many threads, and counts its calls (`client.budget.snapshot()`). It raises only
+errors of `cloudsimfs.errors`; each says which call failed and why. A launch is never sent twice.
+
+Owns: requests and replies of both API versions, the call budget, retries, transfers with the object store, the key on
+its way to the service. Called by every package above it, and by scripts; imports none of them. Locks: `Budget` (the
+counts), `Uploads` and its circuit breaker (kept links, failures) are leaves, held for moments; `Versions` holds one
+during the single call that finds out the API version. No lock is held during any other call or transfer.
 
 | operation | v1 | v2 | used by the mount for |
 |---|---|---|---|
@@ -31,8 +36,8 @@ of `cloudsimfs.errors`, of which each says which call failed and why. A launch i
 | `ram_values` | GET /simulation/ram | GET /simulation/view-ram * | `.simulations/options/ram` |
 | `scripts` | GET /simulation/scripts | GET /simulation/view-scripts * | `.simulations/options/scripts` |
 
-`*` is outside docs/service.md (docs/service.md); where such a call answers 404 or 405, v1's takes its
-place.
+`*` is not in the service's document (docs/service.md, "v2 calls outside the document"). If the service answers such a
+call with 404 or 405, the client makes v1's call.
 """
 
 from cloudsimfs.service.budget import Budget, BudgetState, Urgency

@@ -1,7 +1,7 @@
 """Storage entries from replies: listings, single entries, view-by-path.
 
-Pure and thread-safe. What the service sends is not trusted (docs/architecture.md, invariant 10): an entry whose
-name, id, size or place cannot be right is skipped; each reply's refused entries are counted and logged once.
+Pure and thread-safe. Replies are not trusted (docs/architecture.md, invariant 10): an entry with an impossible name,
+id, size or folder is left out. One log line per reply counts the entries left out.
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ _DIRECTORY_TYPES = frozenset({"dir", "directory", "folder"})
 
 
 class _Refused(Exception):
-    """Why one entry cannot be taken over."""
+    """An entry is left out. The text says why."""
 
 
 class _Folders:
-    """Checks and interns dirnames; one per listing, because nearly all its entries share them."""
+    """Checks and interns dirnames. One per listing: nearly all its entries share them."""
 
     def __init__(self) -> None:
-        self._known: dict[str, str] = {}
+        self._clean: dict[str, str] = {}  # by the dirname as it was sent
 
     def clean(self, dirname: str) -> str:
-        known = self._known.get(dirname)
-        if known is None:
-            known = dirname.strip("/")
-            if known == ".":
-                known = paths.ROOT
-            if known and not all(paths.is_safe_name(part) for part in known.split("/")):
+        folder = self._clean.get(dirname)
+        if folder is None:
+            folder = dirname.strip("/")
+            if folder == ".":
+                folder = paths.ROOT
+            if folder and not all(paths.is_safe_name(part) for part in folder.split("/")):
                 raise _Refused("an unsafe folder")
-            known = self._known[dirname] = sys.intern(known)
-        return known
+            folder = self._clean[dirname] = sys.intern(folder)
+        return folder
 
 
 def _place(raw: Mapping[str, Any], folders: _Folders, listed: str | None) -> tuple[str, str]:
-    """(dirname, name) of an entry; `listed` is the folder the listing is of, None if it is of all."""
+    """(dirname, name) of an entry. `listed` is the folder that was listed; None if all entries were."""
     whole, last, dirname = raw.get("name"), raw.get("basename"), raw.get("dirname")
     whole = whole.strip("/") if isinstance(whole, str) else ""
     last = last.strip("/") if isinstance(last, str) else ""
@@ -99,14 +99,14 @@ def _is_directory(raw: Mapping[str, Any]) -> bool:
 
 
 def entry_hook() -> Hook:
-    """For a reply of all entries: makes each one an Entry while the JSON is read, to spare the memory."""
+    """For a reply of all entries: turns each one into an Entry while the JSON is read, to save memory."""
     folders = _Folders()
 
     def hook(raw: dict[str, Any]) -> Any:
         try:
             return _entry(raw, folders, None)
         except _Refused:
-            return raw  # an envelope, or for `listing` to refuse and count
+            return raw  # an envelope, or an entry that `listing` leaves out and counts
 
     return hook
 
@@ -128,24 +128,24 @@ def _entry(raw: Any, folders: _Folders, listed: str | None) -> Entry:
 
 def _entries(call: Call, items: Iterable[Any], listed: str | None) -> list[Entry]:
     folders = _Folders()
-    found: list[Entry] = []
+    entries: list[Entry] = []
     refused: dict[str, int] = {}
     for raw in items:
         try:
-            found.append(_entry(raw, folders, listed))
+            entries.append(_entry(raw, folders, listed))
         except _Refused as reason:
             refused[str(reason)] = refused.get(str(reason), 0) + 1
     if refused:
-        told = ", ".join(f"{count} with {reason}" for reason, count in refused.items())
-        log.warning("%s: entries refused: %s", call.label, told)
-    return found
+        counts = ", ".join(f"{count} with {reason}" for reason, count in refused.items())
+        log.warning("%s: entries refused: %s", call.label, counts)
+    return entries
 
 
 def listing(call: Call, reply: Any, folder: str | None) -> list[Entry]:
-    """A folder's listing, a page of it, or (`folder` None) all entries. Raises BadReply."""
-    found = items(call, reply, "a listing")
-    entries = _entries(call, found, None if folder is None else sys.intern(folder))
-    if found and not entries and not any(isinstance(item, dict) for item in found):
+    """A folder's listing, a page of it, or all entries (`folder` None). Raises BadReply."""
+    sent = items(call, reply, "a listing")
+    entries = _entries(call, sent, None if folder is None else sys.intern(folder))
+    if sent and not entries and not any(isinstance(item, dict) for item in sent):
         raise bad_reply(call, reply, "a listing")
     return entries
 
@@ -162,7 +162,7 @@ def entry(call: Call, reply: Any) -> Entry:
 
 
 def view(call: Call, reply: Any, path: str) -> View | None:
-    """What view-by-path says of `path`; None if it says that nothing is there. Raises BadReply."""
+    """What view-by-path says about `path`; None if it says that nothing is there. Raises BadReply."""
     value = unwrap(reply)
     dirname, name = paths.split(path)
     if value is None or value == []:
@@ -175,7 +175,7 @@ def view(call: Call, reply: Any, path: str) -> View | None:
         return View(Entry(0, dirname, name, True), listing(call, value, path))
     if not isinstance(value, dict):
         raise bad_reply(call, reply, "an entry")
-    member = next((each for each in CHILD_MEMBERS if isinstance(value.get(each), list)), None)
+    member = next((name for name in CHILD_MEMBERS if isinstance(value.get(name), list)), None)
     children = None if member is None else _entries(call, value[member], path)
     if member is not None and "id" not in value:
         return View(Entry(0, dirname, name, True), children)

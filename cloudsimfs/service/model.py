@@ -1,4 +1,4 @@
-"""The service's things as values: entries, simulations, what a launch asks for. Pure, no I/O."""
+"""What the service stores and runs, as values: entries, simulations, launch requests. Pure, no I/O."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from cloudsimfs import paths
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One file or folder of the storage (docs/service.md, "Fields", docs/service.md, "Storage entries").
+    """One file or folder of the storage (docs/service.md, "Fields" and "Storage entries").
 
-    `id` 0 means "not known": a folder seen only as part of a file's path, or the root. `size` is in bytes, 0
-    for folders. `mtime_ns` is nanoseconds since the epoch, None when the service did not say. Without `sized` it did
-    not say the size either: 0 is no size to build on then, ask `Client.measure`.
+    `id` 0 means "not known": the root, or a folder that is known only from a file's path. `size` is in bytes, 0 for
+    folders. `mtime_ns` is in nanoseconds since the epoch, None if the service did not say. If `sized` is False, the
+    service did not say the size: `Client.fetch_size` gets it.
     """
 
     id: int
@@ -29,16 +29,17 @@ class Entry:
 
     @property
     def path(self) -> str:
+        """The path from the root of the storage, without a leading slash."""
         return paths.join(self.dirname, self.name)
 
     @property
     def fingerprint(self) -> tuple[int, int, int]:
-        """What pins an open handle to one state of the file (docs/architecture.md, invariant 5): id, bytes, ns."""
+        """Identifies one version of the file (docs/architecture.md, invariant 5): id, bytes, nanoseconds."""
         return (self.id, self.size, self.mtime_ns or 0)
 
 
 class RunStatus(enum.IntEnum):
-    """docs/service.md, "States". A code the document does not know is kept as its number in `Simulation`."""
+    """The documented states (docs/service.md, "States"). `Simulation.status` may hold another number."""
 
     COMPLETED = 10
     PENDING = 20
@@ -49,7 +50,7 @@ class RunStatus(enum.IntEnum):
 
 
 class Signal(enum.Enum):
-    """docs/service.md, "Endpoints", notes: the signal selects the behaviour."""
+    """The signal of a stop or sync call selects what it does (docs/service.md, "Notes")."""
 
     HARD_STOP = "SIGINT"
     SOFT_STOP = "SIGTSTP"
@@ -58,17 +59,18 @@ class Signal(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A run's picture: a name fit for a file, unique in its run, and where it is: a URL, or the picture itself as a
-    `data:` URL or in base64. A URL may carry a signature: never log it.
+    """An image of a run. `name` is a safe file name, unique in its run.
+
+    `source` is a URL, or the image itself as a `data:` URL or in base64. A URL may carry a signature: never log it.
     """
 
     name: str
-    source: str = field(repr=False, compare=False)  # signed anew with every reply
+    source: str = field(repr=False, compare=False)  # every reply signs it anew
 
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """One run (docs/service.md, "Fields"). `raw` holds every member as the service sent it."""
+    """One run (docs/service.md, "Fields"). `raw` has all members as the service sent them."""
 
     id: int
     status: int
@@ -80,12 +82,13 @@ class Simulation:
     mesh: str | None = None
     started: str = ""
     ended: str = ""
-    output: str | None = None  # None: this call did not carry it
+    output: str | None = None  # None: the reply did not have it
     images: tuple[Image, ...] = ()
     raw: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def status_name(self) -> str:
+        """The state in capitals; UNKNOWN-<number> for an undocumented one."""
         try:
             return RunStatus(self.status).name
         except ValueError:
@@ -93,12 +96,13 @@ class Simulation:
 
     @property
     def active(self) -> bool:
+        """Whether the run is pending, running or stopping."""
         return self.status in (RunStatus.PENDING, RunStatus.RUNNING, RunStatus.STOPPING)
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchRequest:
-    """What a launch asks for (docs/service.md, "Fields"). `mesh` exists in v2 only."""
+    """The parameters of a launch (docs/service.md, "Fields"). `mesh` exists in v2 only."""
 
     cpu: str
     ram: str
@@ -110,14 +114,14 @@ class LaunchRequest:
 
 @dataclass(frozen=True, slots=True)
 class Download:
-    """Where one version of a file can be fetched. `url` carries its own signature: never log it."""
+    """A link to the bytes of a file. `url` carries its own signature: never log it."""
 
     url: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What the store said of a finished upload. `stored_ns` is the store's clock (its Date header)."""
+    """The store's answer to an upload. `stored_ns` is in nanoseconds since the epoch, by its Date header."""
 
     etag: str | None = None
     stored_ns: int | None = None
@@ -125,7 +129,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What view-by-path says of one path. `children` are a folder's direct entries, None if not told."""
+    """What the service has at one path. `children` are a folder's direct entries, None if it did not say."""
 
     entry: Entry
     children: list[Entry] | None = None

@@ -1,4 +1,4 @@
-"""Listings that come in pages, of which nothing says how many there are. Pure: the caller gets the pages."""
+"""Listings in pages, when the service does not say how many there are. Pure: the caller fetches the pages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from cloudsimfs.errors import BadReply
 from cloudsimfs.service.model import Entry, Simulation
 
-MOST_PAGES = 20_000  # of one listing; more is a service that never ends
+MAX_PAGES = 20_000  # of one listing; a service that sends more would never end
 
 Record = TypeVar("Record", Entry, Simulation)
 
@@ -18,20 +18,21 @@ def all_pages(
     page: Callable[[int], tuple[list[Any], list[Record]]],
     enough: Callable[[list[Record]], bool] | None = None,
 ) -> list[Record]:
-    """The records of all pages up to the empty one, or to what is `enough`.
+    """The records of all pages up to the first empty one, or until `enough(records)` is true. Raises BadReply.
 
-    `page(number)`, from 1, gets one: as it was sent, and parsed. What moved to the next page meanwhile is taken once.
+    `page(number)` fetches one page, from 1, and returns it as sent and parsed. A record that moves to the next page
+    between two calls is returned once.
     """
-    found: dict[int, Record] = {}
-    before: list[Any] = []
-    for number in range(1, MOST_PAGES + 1):
+    records: dict[int, Record] = {}
+    previous: list[Any] = []
+    for number in range(1, MAX_PAGES + 1):
         sent, parsed = page(number)
         if not sent:
-            return list(found.values())
-        if sent == before:
+            return list(records.values())
+        if sent == previous:
             raise BadReply(f"{label}: page {number} repeats the page before it")
-        before = sent
-        found.update((each.id, each) for each in parsed)
-        if enough is not None and enough(list(found.values())):
-            return list(found.values())
-    raise BadReply(f"{label}: more than {MOST_PAGES} pages")
+        previous = sent
+        records.update((record.id, record) for record in parsed)
+        if enough is not None and enough(list(records.values())):
+            return list(records.values())
+    raise BadReply(f"{label}: more than {MAX_PAGES} pages")

@@ -1,6 +1,6 @@
-"""API v1: the request of every operation of docs/service.md, "Endpoints". Pure.
+"""API v1: the request of each operation (docs/service.md, "v1"). Pure: nothing is sent here.
 
-Replies are parsed by `entries` and `parsing`; this module never sends anything.
+`entries` and `parsing` read the replies.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from cloudsimfs.service.call import Call, Multipart
 from cloudsimfs.service.model import LaunchRequest, Signal
 
 CONTENT_TYPE = "application/octet-stream"
-DIRECT_LIMIT = 2_000_000  # bytes; direct upload is for files below 2 MB (docs/service.md, "Limits")
+DIRECT_LIMIT = 2_000_000  # bytes; a direct upload must be smaller (docs/service.md, "Limits")
 
 
 def _data(**members: Any) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def simulation(run_id: int) -> Call:
 
 
 def launch(request: LaunchRequest) -> Call:
-    """Raises NotOffered if a mesh is asked for: it exists in v2 only (docs/service.md)."""
+    """Raises NotOffered for a request with a mesh, which exists in v2 only."""
     if request.mesh is not None:
         raise NotOffered("POST /simulation: API v1 takes no mesh; leave it out or use API v2")
     body = _data(cpu=request.cpu, ram=request.ram, folder=request.folder, script=request.script)

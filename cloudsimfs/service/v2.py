@@ -1,7 +1,7 @@
-"""API v2: requests of docs/service.md, "Endpoints", and of the calls docs/service.md adds to it. Pure.
+"""API v2: the request of each operation (docs/service.md, "v2"). Pure: nothing is sent here.
 
-Replies are parsed by `entries` and `parsing`. Calls outside the document are marked `undocumented`: the client
-falls back to v1 where they do not exist.
+`entries` and `parsing` read the replies. Calls of docs/service.md, "v2 calls outside the document", are marked
+`undocumented`: the client makes v1's call where a service lacks them.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def upload_url(path: str) -> Call:
 
 
 def list_page(entry_id: int, page: int) -> Call:
-    below = f"parent_id/{entry_id}/" if entry_id else ""
-    path = f"/storage/index/name/asc/{below}{page}"
+    parent = f"parent_id/{entry_id}/" if entry_id else ""
+    path = f"/storage/index/name/asc/{parent}{page}"
     subject = f"folder {entry_id}" if entry_id else None
     return Call("list", "GET", path, "v2", subject=subject, undocumented=True)
 

@@ -1,10 +1,10 @@
-"""API v1 or v2: which of them the account has, and v1's call where this v2 has not the one that is wanted.
+"""API v1 or v2: which one the account has, and v1's call where this service's v2 lacks one.
 
-`auto` is found out by one call at the first use. What v2 answers with 404 or 405 is remembered, so that each detour
-is paid once.
+With `auto`, one call at the first use finds out the version. Calls that v2 answers with 404 or 405 are remembered, so
+that each of them is tried once.
 
-Threading: `_probing` is held during the one call that finds the version out: nobody can go on without it. The set of
-what v2 lacks only ever grows, and needs no lock.
+Threading: the lock `_probing` is held during the call that finds out the version, since no other call can be made
+without it. The set of calls that v2 lacks only grows, and needs no lock.
 """
 
 from __future__ import annotations
@@ -23,36 +23,38 @@ from cloudsimfs.service.caller import ApiCaller
 
 log = logging.getLogger(__name__)
 
-PROBE_AGAIN = 600.0  # seconds until v2 is asked for again after an answer that proved nothing; doubled each time
+FIRST_PROBE_PAUSE = 600.0  # seconds until the next probe for v2, after one that proved nothing; doubled each time
 
 T = TypeVar("T")
 
 
 class Versions:
+    """Which API version each operation goes to."""
+
     def __init__(self, api: Literal["auto", "v1", "v2"], caller: ApiCaller, clock: Clock) -> None:
         self._caller = caller
         self._clock = clock
         self._probing = threading.Lock()
         self._version: Version | None = None if api == "auto" else api
-        self._probe_at: float | None = None  # monotonic seconds; the version is a guess until looked at again then
-        self._probe_pause = PROBE_AGAIN
-        self._probed: Any = None  # the reply that found v2 out
-        self._absent: set[str] = set()  # operations this service's v2 has not; only ever grows
+        self._probe_at: float | None = None  # monotonic seconds of the next probe; None: none is planned
+        self._probe_pause = FIRST_PROBE_PAUSE
+        self._probed: Any = None  # the reply by which v2 was found
+        self._absent: set[str] = set()  # operations that this service's v2 lacks; only grows
 
-    # -- which one ----------------------------------------------------------------------------------------
+    # -- the version in use ----------------------------------------------------------------------------------------
 
     def in_use(self, urgency: Urgency) -> Version:
-        """With `auto` the first look costs one call, which may raise."""
+        """The API version. With `auto`, the first call of this method makes an API call, which may raise."""
         if self._version is None:
             with self._probing:
                 if self._version is None:
                     self._version = self._probe(urgency)
-        elif self._probe_is_due() and self._probing.acquire(blocking=False):  # the others go on with the guess
+        elif self._probe_is_due() and self._probing.acquire(blocking=False):  # other threads go on with the guess
             try:
                 if self._probe_is_due():
                     self._version = self._probe(urgency)
             except ServiceError as error:
-                log.debug("whether there is API v2 is still not known: %s", error)
+                log.debug("the probe for API v2 failed: %s", error)
             finally:
                 self._probing.release()
         return self._version
@@ -61,9 +63,10 @@ class Versions:
         return self._probe_at is not None and self._clock.monotonic() >= self._probe_at
 
     def _probe(self, urgency: Urgency) -> Version:
-        """v2 if the account is enabled for it. A bad key ends in v1 too, whose first call then says so.
+        """Return v2 if the account has it, else v1.
 
-        So does a failure without a reason; it may pass, and so v2 is asked for again later.
+        With a bad key the result is v1: its first call then reports the key. After a refusal that may pass, the
+        result is v1 too, and v2 is probed again later.
         """
         self._probe_at = self._clock.monotonic() + self._probe_pause
         self._probe_pause *= 2
@@ -78,14 +81,14 @@ class Versions:
         return "v2"
 
     def take_probed(self) -> Any:
-        """The reply to the call that found v2 out, for the first who asks the same; else None."""
-        probed, self._probed = self._probed, None
-        return probed
+        """The reply to the probe, once: it answers the first `cpu_values` without another call. Else None."""
+        reply, self._probed = self._probed, None
+        return reply
 
-    # -- what this v2 has not -------------------------------------------------------------------------------
+    # -- what this v2 lacks --------------------------------------------------------------------------------
 
     def has_v2(self, operation: str, urgency: Urgency) -> bool:
-        """Whether the operation is to be asked of v2."""
+        """Whether the operation goes to v2."""
         return self.in_use(urgency) == "v2" and not self.lacks(operation)
 
     def lacks(self, operation: str) -> bool:
@@ -95,9 +98,9 @@ class Versions:
         self._absent.update(operations)
 
     def fall_back(self, operation: str, error: Exception, instead: Callable[[], T]) -> T:
-        """What v1 says (`instead`) where v2 answered 404 or 405.
+        """Return the result of v1's call (`instead`), after v2 answered with 404 or 405.
 
-        A 404 that names an id may mean the id: only if v1 knows it, the call was what v2 did not know.
+        A 404 may mean that the entry is missing. Only if v1 finds the entry does v2 lack the call.
         """
         if isinstance(error, NotOffered):
             self._absent.add(operation)
@@ -108,7 +111,7 @@ class Versions:
     # -- calls that both have -----------------------------------------------------------------------------
 
     def either(self, two: Call, one: Call, urgency: Urgency) -> tuple[Call, Any]:
-        """The call of the version in use, and its reply."""
+        """Make the call of the version in use. Returns the call that was answered, and its reply."""
         if not self.has_v2(two.operation, urgency):
             return one, self._caller.call(one, urgency)
         try:
@@ -120,11 +123,11 @@ class Versions:
             return one, reply
 
     def acknowledged(self, two: Call, one: Call, urgency: Urgency) -> None:
-        """Make either of two calls whose answer says no more than that it is done."""
+        """Make either of two calls whose answer only says that it was done. Raises Refused if it was not."""
         check_done(*self.either(two, one, urgency))
 
 
 def check_done(call: Call, reply: Any) -> None:
-    """Raises Refused if that is what the answer says."""
+    """Raises Refused if the answer is `false`."""
     if parsing.unwrap(reply) is False:
         raise Refused(f"{call.label}: the service answered false")
