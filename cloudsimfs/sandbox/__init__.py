@@ -1,7 +1,11 @@
-"""The embedded service: API v1 and v2, signed URLs, runs that compute, faults to order.
+"""The embedded service: API v1 and v2, signed URLs, runs that really compute, faults on demand.
 
     with Sandbox() as box:
         requests.get(f"{box.url}/api/v1/storage", headers={"api-key": box.key})
+
+Owns: its own model of the service (storage, runs, limits) and the HTTP server in front of it. Only tests and
+`cloudsimfs sandbox` use it. It shares no rules with the client, so that one mistake cannot hide in both. Locks:
+`Store`, `Runs`, `Links`, `Faults` and `CallLog` have one each, held for moments and never two at a time.
 
 The names below are imported on first use: the solver runs from this package too, and needs none of them.
 """

@@ -1,6 +1,6 @@
-"""What v1 and v2 share: routes, requests, refusals, the key and the call limits.
+"""What v1 and v2 share: routes, requests, refusals and the call limits.
 
-Threading: the event loop only. Must never let a call past without the key of its version.
+Threading: the event loop only.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ HOUR, DAY = 3600, 86400  # seconds
 
 
 class Refusal(Exception):
-    """A call that fails: v1's status, and a text for either version."""
+    """A call fails. `status` is v1's; `message` is for both versions."""
 
     def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(message)
@@ -26,12 +26,14 @@ class Refusal(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Redirect:
+    """The answer is a redirect to `url`."""
+
     url: str
 
 
 @dataclass(slots=True)
 class ApiRequest:
-    """One call: the parts of its path, and its parameters (form parts of a direct upload included)."""
+    """One call: the parts of its path, and its parameters with the form parts of a direct upload."""
 
     match: Mapping[str, str]
     data: dict[str, Any] = field(default_factory=dict)
@@ -61,7 +63,7 @@ class Route:
 class Limits:
     """The call budget of the account (docs/service.md, "Limits").
 
-    Its hours and days count from the service's start, so that none turns in the middle of a short test.
+    Hours and days are counted from the start of the sandbox, so that none ends in the middle of a short test.
     """
 
     def __init__(self, clock: Clock, settings: Settings) -> None:
@@ -72,7 +74,7 @@ class Limits:
         self.hourly_used = self.daily_used = 0
 
     def count(self) -> None:
-        """Count one call. Raises Refusal when there is none left."""
+        """Count one call. Raises Refusal if none is left."""
         now = int(self._clock.now() - self._started)
         if now // HOUR != self._hour:
             self._hour, self.hourly_used = now // HOUR, 0

@@ -1,6 +1,6 @@
-"""The bytes of stored versions: each in a file of its own, small ones put in-process in memory.
+"""The bytes of stored versions: each in a file of its own; small ones that no PUT brought stay in memory.
 
-Threading: any thread; a Blob never changes. Must never reuse a file's name while the directory lives.
+Threading: any thread; a Blob never changes. Must never use a file name twice in one directory.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-IN_MEMORY = 64 * 1024  # bytes; at most this much of one object is kept without a file
+MAX_IN_MEMORY = 64 * 1024  # bytes of an object that is kept without a file
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +40,12 @@ class Blobs:
         self._versions = itertools.count(max(used, default=0) + 1)
 
     def new_file(self) -> Path:
-        """A fresh place for one version's bytes; the caller makes a Blob of it or unlinks it."""
+        """A new path for the bytes of one version. The caller makes a Blob of it or unlinks it."""
         return self._directory / f"{next(self._versions):08d}"
 
     def make(self, data: bytes | Path) -> Blob:
-        """A blob with a copy of these bytes, or of this local file's."""
-        if isinstance(data, bytes) and len(data) <= IN_MEMORY:
+        """A blob with these bytes, or with a copy of a local file."""
+        if isinstance(data, bytes) and len(data) <= MAX_IN_MEMORY:
             return Blob(len(data), etag_of(data), data=data)
         file = self.new_file()
         if isinstance(data, bytes):
@@ -57,7 +57,7 @@ class Blobs:
         return Blob(file.stat().st_size, f'"{digest}"', file=file)
 
     def sparse(self, size: int) -> Blob:
-        """`size` zero bytes that take no room."""
+        """A blob of `size` zero bytes that take no disk space."""
         file = self.new_file()
         with file.open("wb") as stream:
             stream.truncate(size)
@@ -65,5 +65,5 @@ class Blobs:
 
 
 def etag_of(data: bytes) -> str:
-    """As object stores make it of what came in one PUT."""
+    """The quoted MD5, as object stores make it for one PUT."""
     return f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"'

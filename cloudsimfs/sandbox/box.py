@@ -1,4 +1,4 @@
-"""The sandbox itself: storage, runs and HTTP server wired together, with the helpers tests use.
+"""The sandbox itself: storage, runs and HTTP server wired together, with verbs for tests.
 
 Threading: the server runs in a thread of its own; every public method may be called from any other thread.
 Must never leave anything behind after `close()`: no thread, process, socket or temporary file.
@@ -32,15 +32,15 @@ from cloudsimfs.sandbox.store import NoEntry, Store, Visible
 from cloudsimfs.sandbox.v1 import V1
 from cloudsimfs.sandbox.v2 import V2
 
-_READ_BUFFER = 1024 * 1024  # bytes: fewer turns of the loop per upload
-_GRACE = 0.1  # seconds open requests get at close
+_READ_BUFFER = 1024 * 1024  # bytes; a large buffer means fewer turns of the event loop per upload
+_CLOSE_GRACE = 0.1  # seconds that open requests have to finish at close
 
 
 class Sandbox:
     """The service, running from construction to `close()` (or the end of a `with`).
 
-    `url` is the `{base_url}` of docs/service.md. What is stored is kept in `data_dir` at close; without one it
-    is gone. Raises OSError if the port is taken, ValueError if `data_dir` holds a damaged index.
+    `url` is the `{base_url}` of docs/service.md. At close, the stored files are kept in `data_dir`; without one they
+    are deleted. Raises OSError if the port is in use, ValueError if `data_dir` holds a damaged index.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Sandbox:
         settings: Settings | None = None,
     ) -> None:
         self.key = key or secrets.token_hex(16)
-        self.keys = {self.key}  # all that are accepted, of the one account; may be changed at any time
+        self.keys = {self.key}  # every key that is accepted, all of one account; may be changed at any time
         self.settings = settings or Settings()
         self.clock = Clock()
         self.faults = Faults()
@@ -84,7 +84,7 @@ class Sandbox:
         self.close()
 
     def close(self) -> None:
-        """End the runs and the server, and remove what was temporary. May be called twice."""
+        """End the runs and the server, and delete temporary files. May be called twice."""
         if self._closed:
             return
         self._closed = True
@@ -98,14 +98,14 @@ class Sandbox:
             snapshot.save(self._store, self._directory)
             shutil.rmtree(self._directory / "runs", ignore_errors=True)
 
-    # -- acting as another client: seen at once -----------------------------------------------------
+    # -- acting as another client: listings show it at once -----------------------------------------------------
 
     def put(self, path: str, data: bytes | Path, *, lagged: bool = False) -> None:
         """Store a file; a Path names a local file to copy. `lagged`: listings show it later (`listing_lag`)."""
         self._store.put(path, self._store.blobs.make(data), Visible.LAGGED if lagged else Visible.NOW)
 
     def put_sparse(self, path: str, size: int) -> None:
-        """Store a file of `size` zero bytes that takes no room."""
+        """Store a file of `size` zero bytes that take no disk space."""
         self._store.put(path, self._store.blobs.sparse(size), Visible.NOW)
 
     def populate(self, tree: Mapping[str, bytes]) -> None:
@@ -140,13 +140,13 @@ class Sandbox:
         self._runs.alter(run_id, fields)
 
     def advance(self, seconds: float) -> None:
-        """Move the sandbox's clock forward: caches, lags, links and call limits see it."""
+        """Move the sandbox's clock forward: caches, lags, links and call limits follow it."""
         self.clock.advance(seconds)
 
     # -- looking ------------------------------------------------------------------------------------
 
     def files(self) -> dict[str, bytes]:
-        """What is stored, whatever listings show; all of it comes into memory."""
+        """The stored files, whatever listings show. All their bytes come into memory."""
         return self._store.contents()
 
     def paths(self) -> list[str]:
@@ -218,7 +218,7 @@ class Sandbox:
             server.app,
             access_log=None,
             handle_signals=False,
-            shutdown_timeout=_GRACE,
+            shutdown_timeout=_CLOSE_GRACE,
             read_bufsize=_READ_BUFFER,
         )
         await runner.setup()
@@ -236,7 +236,7 @@ def serve_forever(
 ) -> None:
     """Run a sandbox until SIGINT or SIGTERM; `announce` is called once it answers. Main thread only.
 
-    Raises OSError if the port is taken.
+    Raises OSError if the port is in use.
     """
     ended = threading.Event()
 

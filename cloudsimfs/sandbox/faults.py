@@ -1,8 +1,8 @@
-"""Faults to order: which request fails next, and how.
+"""Faults on demand: which request fails next, and how.
 
-A `Fault` is a switch on the operations of the request log. This module only decides (`Faults.due`); `wire`
-and `server` act. Threading: one lock; `Fault` objects are shared, their counters change under it. Must never
-make a fault fire that nobody asked for: chance comes from the fault's own seeded generator.
+A `Fault` applies to operations of the request log. This module only decides (`Faults.due`); `wire` and `server` act.
+Threading: one lock; `Fault` objects are shared, and their counters change under it. Must never fire at random: a
+`probability` uses the fault's own seeded generator.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from cloudsimfs.sandbox import odd
 KINDS = (
     "status",  # any status, with `body` and `retry_after` (seconds, or an HTTP date as text)
     "reset",  # RST before the request is processed
-    "drop_reply",  # processed, then RST instead of the answer
-    "hang",  # no answer for `seconds`, or until the fault is removed; then goes on
+    "drop_reply",  # the request is processed, then RST instead of the answer
+    "hang",  # no answer for `seconds`, or until the fault is removed; then as usual
     "truncate",  # the full Content-Length, `amount` body bytes (default half), then close
-    "corrupt",  # one bit of an upload is another when it arrives
-    "slow",  # `rate` bytes per second, either way
-    "html",  # a page instead of an answer, with `status`
+    "corrupt",  # one bit of an upload changes on its way
+    "slow",  # `rate` bytes per second, in both directions
+    "html",  # a web page instead of an answer, with `status`
     "errors200",  # 200 with {"errors": [...]}
     "null_link",  # the download link is null
     "expired",  # a signed URL refused with `status` (403, 400) and XML
     "redirect",  # 302 to `url`
-    "odd",  # an odd shape: a `variation` of `odd.VARIATIONS`, or a callable on the answer
+    "odd",  # an odd shape: a `variation` of `odd`, or a callable that gets the answer
     "latency",  # `seconds` before anything else
 )
 _STATUS = {"status": 500, "html": 200, "expired": 403, "redirect": 302}
@@ -38,9 +38,9 @@ _STATUS = {"status": 500, "html": 200, "expired": 403, "redirect": 302}
 
 @dataclass(slots=True, eq=False)
 class Fault:
-    """One switch. `times` firings (None: until removed), after the first `after` matching requests.
+    """One fault. It fires `times` times (None: until removed), after the first `after` matching requests.
 
-    Raises ValueError for an unknown kind, or a kind that lacks what it needs.
+    Raises ValueError for an unknown kind, or if a value is missing that the kind needs.
     """
 
     operation: str  # fnmatch pattern on the operation name
@@ -49,9 +49,9 @@ class Fault:
     after: int = 0
     probability: float = 1.0
     seed: int = 0
-    version: int | None = None  # 1 or 2: only calls of this API version
-    path: str = "*"  # fnmatch pattern on the storage path it is about
-    status: int = 0  # 0: the usual one of its kind
+    version: int | None = None  # 1 or 2: calls of this API version only; None: all
+    path: str = "*"  # fnmatch pattern on the storage path of the request
+    status: int = 0  # 0: the usual status of the kind
     body: str | None = None
     retry_after: float | str | None = None
     seconds: float | None = None
@@ -79,6 +79,7 @@ class Fault:
         self._random = random.Random(self.seed)
 
     def matches(self, operation: str, version: int, subject: str) -> bool:
+        """Whether the fault applies to this request."""
         return (
             self.version in (None, version)
             and fnmatch.fnmatchcase(operation, self.operation)
@@ -96,7 +97,7 @@ _SETTABLE = frozenset(spec.name for spec in fields(Fault) if spec.init)
 
 
 def from_json(values: Mapping[str, Any]) -> Fault:
-    """A fault as sent over HTTP. Raises ValueError."""
+    """A fault from the members of a JSON object. Raises ValueError."""
     unknown = set(values) - _SETTABLE
     if unknown or not {"operation", "kind"} <= set(values):
         raise ValueError(f"members are {', '.join(sorted(_SETTABLE))}; operation and kind are required")
@@ -104,7 +105,7 @@ def from_json(values: Mapping[str, Any]) -> Fault:
 
 
 class Faults:
-    """The switches that are set."""
+    """The faults that are set."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -122,7 +123,7 @@ class Faults:
         return fault
 
     def remove(self, fault: Fault) -> None:
-        """Lift a fault; requests that hang in it go on."""
+        """Remove a fault. Requests that hang because of it continue."""
         self._remove([fault])
 
     def clear(self) -> None:
@@ -133,7 +134,7 @@ class Faults:
             return list(self._faults)
 
     def due(self, operation: str, version: int, subject: str) -> ActiveFaults:
-        """The faults this request meets; counts them as fired."""
+        """The faults that fire for this request; each is counted as fired."""
         with self._lock:
             fired = [f for f in self._faults if f.matches(operation, version, subject) and _fires(f)]
         return ActiveFaults(fired)
@@ -146,7 +147,7 @@ class Faults:
 
 
 class ActiveFaults:
-    """The faults one request meets."""
+    """The faults that fire for one request."""
 
     def __init__(self, faults: list[Fault]) -> None:
         self._faults = faults

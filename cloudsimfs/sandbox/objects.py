@@ -1,7 +1,7 @@
 """The object store: signed URLs under `/objects/`, their GET, HEAD and PUT.
 
-A link names a storage path, so an old link serves the path's newest version. Threading: handlers run in the
-event loop, `Links` may be used from any thread. Must never store a cut upload.
+A link is for a storage path, so an old link serves the newest version there. Threading: `Objects` runs in the event
+loop; `Links` may be used from any thread. Must never store an upload that was cut off.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _RANGE = re.compile(r"bytes=(\d*)-(\d*)$")
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What a signed URL allows: PUT to or GET of a storage path, or GET of a run's picture in `file`."""
+    """What a signed URL allows: PUT to or GET of a storage path, or GET of a run's image in `file`."""
 
     method: str
     path: str
@@ -43,7 +43,7 @@ class Link:
 
 
 class Links:
-    """The signed URLs given out."""
+    """The signed URLs that are valid, and the signing of new ones."""
 
     def __init__(self, base: str, clock: Clock, settings: Settings) -> None:
         self._base = base  # "http://host:port"
@@ -54,9 +54,11 @@ class Links:
         self._links: dict[str, Link] = {}  # guarded by: _lock; oldest first
 
     def upload(self, path: str, visible: Visible) -> str:
+        """A URL that takes one file by PUT."""
         return self._sign(Link("PUT", path, self._expiry(), visible))
 
     def download(self, path: str, file: Path | None = None) -> str:
+        """A URL that serves the file at `path`, or the local `file`."""
         return self._sign(Link("GET", path, self._expiry(), file=file))
 
     def find(self, token: str) -> Link | None:
@@ -64,6 +66,7 @@ class Links:
             return self._links.get(token)
 
     def allows(self, link: Link | None, token: str, method: str, signature: str, expires: str) -> bool:
+        """Whether the link is known, unchanged, not expired, and for this method."""
         return (
             link is not None
             and link.method == ("GET" if method == "HEAD" else method)
@@ -101,12 +104,12 @@ class Objects:
         self._settings = settings
 
     def path_of(self, token: str) -> str:
-        """The storage path a link is about; empty for an unknown link."""
+        """The storage path that a link is for; empty for an unknown link."""
         link = self._links.find(token)
         return link.path if link else ""
 
     async def answer(self, request: web.BaseRequest, token: str, fired: ActiveFaults, call: Call) -> Reply:
-        """Process one request. Raises Dropped when the body did not arrive whole."""
+        """Process one request. Raises Dropped if its body was cut off."""
         link = self._links.find(token)
         query = request.query
         signature, expires = query.get("signature", ""), query.get("expires", "")
@@ -150,7 +153,7 @@ class Objects:
         if link.file is None:
             return self._store.open(link.path)
         try:
-            data = link.file.read_bytes()  # whole, for the run may replace it at any time
+            data = link.file.read_bytes()  # all of it: the run may replace the file at any time
         except FileNotFoundError:
             return None, None
         return Blob(len(data), etag_of(data), data=data), None

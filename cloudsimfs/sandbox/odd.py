@@ -1,7 +1,7 @@
-"""Odd shapes: the answers docs/service.md says to tolerate, and some it does not name.
+"""Odd shapes: answers that a client must understand (docs/service.md), and some that it need not.
 
-A variation takes the value a call would answer with and returns another one; envelopes and text are the
-server's (`ENVELOPES`). Pure. Must never change a value in place.
+A variation turns the value of an answer into another value. The server itself makes the `ENVELOPES`. Pure. Must
+never change a value in place.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 Variation = Callable[[Any], Any]
 
 ENVELOPES = ("wrapped", "wrapped-data", "unwrapped", "non-json", "empty")
-"""Variations of the envelope: `{"response": v}` in v1, `{"data": v}`, bare in v2, text, no body at all."""
+"""Variations of the envelope: `{"response": v}` in v1, `{"data": v}`, no envelope in v2, text, no body."""
 
 OBJECT_VARIATIONS = ("ignore-range", "no-etag", "other-etag", "shifted-range")
-"""For object-get: the whole object with 200 for a Range, missing or wrong ETag, wrong Content-Range."""
+"""For object-get: the whole object with 200 in spite of a Range, no ETag, a wrong ETag, a wrong Content-Range."""
 
 
 def _entries(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Variation:
@@ -85,7 +85,7 @@ KNOWN = frozenset((*VARIATIONS, *ENVELOPES, *OBJECT_VARIATIONS))
 
 
 def vary_object(variation: str | Variation | None, reply: Reply) -> Reply:
-    """An object's answer made odd: see `OBJECT_VARIATIONS`; a callable gets the Reply."""
+    """The reply of an object-get with one of `OBJECT_VARIATIONS`, or changed by a callable."""
     if callable(variation):
         changed: Reply = variation(reply)
         return changed

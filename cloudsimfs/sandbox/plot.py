@@ -1,6 +1,6 @@
 """Images of a computation: a PNG writer, a residual plot, a temperature map. Standard library only.
 
-Pure but for `write_atomically`. Must never need more than the numbers it is given.
+Pure except for `write_atomically`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _GLYPHS = {  # 3 x 5 pixels, one octal digit a row
 
 
 class Canvas:
-    """An RGB picture; (0, 0) is the top left pixel, what falls outside is not drawn."""
+    """An RGB image. (0, 0) is the top left pixel; pixels outside are not drawn."""
 
     def __init__(self, width: int, height: int) -> None:
         self.width, self.height = width, height
@@ -65,12 +65,12 @@ def encode_png(width: int, height: int, pixels: bytes) -> bytes:
 
 
 def residual_plot(residuals: Sequence[float]) -> bytes:
-    """Residual over step, logarithmic, as a PNG of 480 x 320."""
+    """Residual over step on a logarithmic scale, as a PNG of 480 x 320."""
     canvas = Canvas(480, 320)
     left, right, top, bottom = 56, 464, 20, 284
-    known = [value for value in residuals if value > 0 and math.isfinite(value)]
-    low = math.floor(math.log10(min(known, default=0.1)))
-    high = max(math.ceil(math.log10(max(known, default=1.0))), low + 1)
+    finite = [value for value in residuals if value > 0 and math.isfinite(value)]
+    low = math.floor(math.log10(min(finite, default=0.1)))
+    high = max(math.ceil(math.log10(max(finite, default=1.0))), low + 1)
     stride = -(-(high - low) // 8)  # at most nine labels
     for exponent in range(low, high + 1, stride):
         y = bottom - round((bottom - top) * (exponent - low) / (high - low))
@@ -96,7 +96,7 @@ def residual_plot(residuals: Sequence[float]) -> bytes:
 
 
 def colour_map(values: Sequence[Sequence[float]], low: float, high: float) -> bytes:
-    """A field as a PNG, its first row at the bottom, each point a square of pixels (about 400 in all)."""
+    """A field as a PNG of about 400 pixels a side, its first row at the bottom, each point a square."""
     scale = max(1, 400 // max(len(values), len(values[0])))
     palette = [bytes(_colour(i / 255)) * scale for i in range(256)]
     factor = 255 / (high - low) if high > low else 0.0
@@ -108,7 +108,7 @@ def colour_map(values: Sequence[Sequence[float]], low: float, high: float) -> by
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Readers see the old file or the new one, never a part."""
+    """Write a file so that readers see the old one or the new one, never a part."""
     part = path.with_name(f".{path.name}.tmp")
     part.write_bytes(data)
     os.replace(part, path)

@@ -31,7 +31,7 @@ _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 
 
 class Status(enum.IntEnum):
-    """docs/service.md, "States". The sandbox's own table: it must not share a mistake with the client's."""
+    """docs/service.md, "States". Not the client's table: a mistake must not hide in both."""
 
     COMPLETED = 10
     PENDING = 20
@@ -73,9 +73,9 @@ class Run:
         self._ended: float | None = None
         self._log: list[str] = []
         self._hard = self._soft = False
-        self._woken = threading.Event()  # a stop came while pending
+        self._woken = threading.Event()  # a stop came before the solver started
         self._process: subprocess.Popen[bytes] | None = None
-        self._saved: dict[str, tuple[int, int]] = {}  # the thread's own: what storage has of each work file
+        self._saved: dict[str, tuple[int, int]] = {}  # used by the thread only: the stamp of each work file as stored
         self._thread = threading.Thread(target=self._main, name=f"run-{run_id}", daemon=True)
 
     def start(self) -> None:
@@ -111,7 +111,7 @@ class Run:
         return sorted(self._work.rglob("*.png"))
 
     def fields_locked(self) -> dict[str, Any]:
-        """docs/service.md, "Fields", and what v2 adds (docs/service.md)."""
+        """The fields of docs/service.md, "Fields", with those that only v2 has."""
         end = self._ended if self._ended is not None else self._clock.now()
         hours = max(0.0, end - self._started) / 3600 * self._request["cpu"] if self._started else 0.0
         return {
@@ -177,8 +177,8 @@ class Run:
         return Status.COMPLETED if process.returncode == 0 else Status.ERROR
 
     def _spawn(self) -> subprocess.Popen[bytes] | None:
-        """Start the solver, unless a stop came first."""
-        # Inherited: a signal sent before the solver can take it waits instead of ending it.
+        """Start the solver; None if a stop came first."""
+        # The solver inherits the mask: a signal sent before its handlers exist waits instead of ending it.
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         path = os.pathsep.join(filter(None, (str(_PACKAGE_ROOT), os.environ.get("PYTHONPATH"))))
         with self._lock:
@@ -191,7 +191,7 @@ class Run:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                process_group=0,  # the terminal's Ctrl-C is for the sandbox
+                process_group=0,  # so that Ctrl-C in a terminal reaches the sandbox only
             )
             self._started = self._clock.now()
             self._to_locked(Status.RUNNING)
@@ -208,15 +208,15 @@ class Run:
             else:
                 try:
                     if file.blob.size > _LINK_ABOVE:
-                        os.link(file.blob.file, target)  # the solver replaces files, it never writes into one
+                        os.link(file.blob.file, target)  # safe: the solver replaces files, it never writes into one
                     else:
                         shutil.copyfile(file.blob.file, target)
                 except FileNotFoundError:
-                    continue  # deleted or replaced since: the run goes without it
+                    continue  # deleted or replaced meanwhile: the run starts without it
             self._saved[relative] = _stamp(target)
 
     def _save(self) -> None:
-        """Store what is new or changed in the working directory."""
+        """Store the files that are new or changed in the working directory."""
         for file in sorted(self._work.rglob("*")):
             relative = file.relative_to(self._work).as_posix()
             if not file.is_file() or file.suffix == ".tmp" or self._saved.get(relative) == _stamp(file):

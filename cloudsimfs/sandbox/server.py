@@ -1,7 +1,7 @@
 """The HTTP side of the sandbox: routing, key, limits, faults, envelopes, the request log.
 
-Threading: one event loop; `Server` is made and cleaned up inside it. Must never accept an API key at a signed
-URL in silence: such a request is noted in `key_leaks`.
+Threading: one event loop; `Server` is made and closed inside it. Must never accept a call without the key of its
+version, nor an API key at a signed URL in silence: such a request is noted in `key_leaks`.
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ from cloudsimfs.sandbox.settings import Clock, Settings
 from cloudsimfs.sandbox.store import BadName, NoEntry, Store
 from cloudsimfs.sandbox.wire import Dropped, Reply, json_reply
 
-_MAX_BODY = 64 * 1024 * 1024  # bytes of an API request; a too large direct upload is read, then refused
+_MAX_BODY = 64 * 1024 * 1024  # bytes of an API request; a direct upload that is too large is read, then refused
 _UNKNOWN = Route("*", "", "unknown", lambda _: None)
 _TECHNICAL = "A technical problem has occurred, try again later."  # docs/service.md, "Envelopes"
 _OBJECT_OPERATIONS = {"GET": "object-get", "HEAD": "object-head", "PUT": "object-put"}
 
 
 class Server:
+    """The web application. Many parameters, all by keyword: every part of the sandbox meets here."""
+
     def __init__(
         self,
         *,
@@ -89,7 +91,7 @@ class Server:
             reply.headers.update(self._limits.headers())
             return await self._send(request, reply, fired, call)
         except Dropped:
-            return web.Response(status=500)  # the connection is gone: this goes nowhere
+            return web.Response(status=500)  # never sent: the connection is gone
 
     def _process(
         self, version: int, route: Route, request: web.Request, data: dict[str, Any] | None, fired: ActiveFaults
@@ -115,7 +117,7 @@ class Server:
         return _answer(version, value, fired)
 
     def _authorise(self, version: int, request: web.Request) -> None:
-        """docs/service.md, "Authentication". Raises Refusal."""
+        """Check the key (docs/service.md, "Authentication"). Raises Refusal."""
         if version == 1:
             given = request.headers.get("api-key") or request.query.get("api_key", "")
         else:
@@ -126,7 +128,7 @@ class Server:
             raise Refusal(403, "User not enabled.")
 
     def _subject(self, request: web.Request, data: dict[str, Any]) -> str:
-        """The storage path a call is about, for the log and for faults."""
+        """The storage path of a call, for the log and for faults."""
         folder = request.match_info.get("id")
         if folder is not None and request.path.split("/")[3] != "simulation":
             return self._store.path_of(int(folder)) or ""
@@ -154,7 +156,7 @@ class Server:
                 reply = odd.vary_object(fault.variation, reply)
             return await self._send(request, reply, fired, call)
         except Dropped:
-            return web.Response(status=500)  # the connection is gone: this goes nowhere
+            return web.Response(status=500)  # never sent: the connection is gone
 
     def _carries_key(self, request: web.Request) -> bool:
         names = ("api-key", "X-API-key", "Authorization")
@@ -164,7 +166,7 @@ class Server:
             or any(self._keys & {*value.split()} for value in (*request.headers.values(), *request.query.values()))
         )
 
-    # -- either -------------------------------------------------------------------------------------
+    # -- both --------------------------------------------------------------------------------------
 
     def _log(self, request: web.Request, operation: str, version: int, subject: str) -> Call:
         call = Call(self._clock.now(), request.method, request.path, operation, version, subject)
@@ -175,7 +177,7 @@ class Server:
         reply.headers.setdefault("Date", formatdate(self._clock.now(), usegmt=True))
         try:
             return await wire.send(request, reply, fired, self._settings, call)
-        except (ConnectionError, RuntimeError):  # sendfile's word for a closing transport is RuntimeError
+        except (ConnectionError, RuntimeError):  # sendfile raises RuntimeError for a closing transport
             raise Dropped from None
 
     # -- the sandbox's own calls --------------------------------------------------------------------
@@ -206,7 +208,7 @@ class Server:
 
 
 async def _parameters(request: web.Request, version: int) -> dict[str, Any]:
-    """The call's parameters. Raises ValueError when the body is not what its type says."""
+    """The call's parameters. Raises ValueError if the body does not have its Content-Type."""
     if not request.body_exists:
         return {}
     if request.content_type == "multipart/form-data":
@@ -230,7 +232,7 @@ async def _form(request: web.Request) -> dict[str, Any]:
 
 
 def _answer(version: int, value: Any, fired: ActiveFaults) -> Reply:
-    """A value in its version's envelope, or as an `odd` fault has it."""
+    """The reply with a value: in the envelope of its version, or changed by an `odd` fault."""
     fault = fired.get("odd")
     variation = fault.variation if fault else None
     if callable(variation):
@@ -247,7 +249,7 @@ def _answer(version: int, value: Any, fired: ActiveFaults) -> Reply:
 
 
 def _failure(version: int, refusal: Refusal) -> Reply:
-    """v1: 4xx and a small body; v2: 403 whatever the cause, but 404 for a call it does not have."""
+    """The reply for a failed call. v1: 4xx. v2: 403 whatever the cause, but 404 for an unknown call."""
     if version == 1:
         return json_reply(refusal.status, {"message": refusal.message}, refusal.headers)
     status = 404 if refusal.message == "Not found." else 403

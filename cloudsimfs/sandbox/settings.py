@@ -1,7 +1,7 @@
 """The sandbox's switches and its clock.
 
-Settings are plain attributes read at each use, so a test may change them while the service runs. Threading:
-single attribute reads and writes only. Must never sleep.
+Settings are read at each use, so a test may change them while the service runs. Threading: reads and writes of
+single attributes only.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Settings:
-    """How the service behaves. Seconds of the sandbox clock unless said otherwise; 0 switches a limit off."""
+    """How the service behaves. Times are seconds of the sandbox clock, or real ones where it says so; 0: no limit."""
 
-    cache_seconds: float = 180.0  # how long a v2 upload may stay invisible (docs/service.md, "Behaviour")
-    listing_lag: float = 0.0  # the same for v1 uploads and saved results; no cache deletion shortens it
-    delete_lag: float = 0.0
-    link_seconds: float = 900.0  # life of a signed URL
-    link_lag: float = 0.0  # a download link is null this long after an upload
+    cache_seconds: float = 180.0  # how long a v2 upload may be missing in listings (docs/service.md, "Behaviour")
+    listing_lag: float = 0.0  # the same for v1 uploads and saved results, which a cache deletion does not show
+    delete_lag: float = 0.0  # how long listings show a deleted file
+    link_seconds: float = 900.0  # how long a signed URL is valid
+    link_lag: float = 0.0  # how long after an upload its download link is null
     millis: bool = False  # timeCreated with milliseconds
     page_size: int = 50
     v2_enabled: bool = True

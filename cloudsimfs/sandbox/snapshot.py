@@ -1,7 +1,7 @@
-"""What a data directory given by the user keeps between two sandboxes: the stored files and the ids.
+"""The index of a data directory: the stored files and the ids, kept from one sandbox to the next.
 
-Written at close, read at start. Threading: none, the server does not run then. Must never touch anything in
-the directory but `objects/` and its own index.
+Written at close, read at start. Threading: none, since the server does not run then. Must never touch anything in
+the directory except `objects/` and the index.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ _INDEX = "index.json"
 
 
 def save(store: Store, directory: Path) -> None:
+    """Write the index."""
     files = [_as_json(store, file) for file in store.files().values()]
     part = directory / f"{_INDEX}.tmp"
     part.write_text(json.dumps({"folders": store.folder_ids(), "files": files}), encoding="utf-8")
@@ -25,7 +26,7 @@ def save(store: Store, directory: Path) -> None:
 
 
 def load(store: Store, directory: Path) -> None:
-    """Fill an empty store, and drop the bytes no entry needs. Raises ValueError for a damaged index."""
+    """Fill an empty store, and delete bytes that no entry needs. Raises ValueError for a damaged index."""
     objects, index = directory / "objects", directory / _INDEX
     state = json.loads(index.read_text(encoding="utf-8")) if index.exists() else {"folders": {}, "files": []}
     files = [
@@ -40,9 +41,9 @@ def load(store: Store, directory: Path) -> None:
     ]
     store.restore(files, state["folders"])
     needed = {file.blob.file for file in files}
-    for found in objects.iterdir():
-        if found not in needed:
-            found.unlink()
+    for path in objects.iterdir():
+        if path not in needed:
+            path.unlink()
 
 
 def _as_json(store: Store, file: File) -> dict[str, Any]:

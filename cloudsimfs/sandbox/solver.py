@@ -2,11 +2,11 @@
 
     python -m cloudsimfs.sandbox.solver        (in the case folder, which holds `heat.ini`)
 
-One log line per step on stdout; fields, residuals and pictures in `results/`. SIGQUIT writes results and goes
-on, SIGTSTP finishes the step, writes and ends with 0. Bad input is one clear line and exit code 1.
+It prints one log line per step, and writes fields, residuals and images to `results/`. SIGQUIT: write results and go
+on. SIGTSTP: finish the step, write results, exit with 0. Bad input: print one line and exit with 1.
 
-Threading: none. Standard library only: it starts once per run, so it must stay quick to import. Must never
-write outside `results/`, nor leave a half-written file there.
+Threading: none. Standard library only: it starts once per run, so it must import quickly. Must never write outside
+`results/`, nor leave a half-written file there.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from types import FrameType
 from cloudsimfs.sandbox import plot
 
 CASE_FILE = "heat.ini"
-SYNCED = "sync: results written"  # how the log line after a SIGQUIT begins
+SYNCED = "sync: results written"  # start of the log line after a SIGQUIT
 SIGNALS = (signal.SIGTSTP, signal.SIGQUIT)
-_NAP = 0.02  # seconds: how soon a signal is seen during `delay`
-_FACTOR = 0.9  # of the largest stable time step
+_SIGNAL_INTERVAL = 0.02  # seconds until a signal is noticed during `delay`
+_STABILITY_FACTOR = 0.9  # of the largest stable time step
 
 
 class BadCase(Exception):
-    """The input cannot be computed; the text is the log line."""
+    """The input cannot be computed. The text is for the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,8 @@ class Case:
 
 
 class Solver:
+    """One computation, from the first step to the last or to a signal."""
+
     def __init__(self, case: Case, results: Path) -> None:
         self._case = case
         self._results = results
@@ -99,7 +101,7 @@ class Solver:
         say("finished: results written")
 
     def _advance(self) -> float:
-        """One step in time; the residual is the root mean square change over the temperature span."""
+        """Compute one time step. The residual is the root mean square change, divided by the temperature span."""
         case, old = self._case, self.field
         dx, dy = case.width / (case.nx - 1), case.height / (case.ny - 1)
         along, across = (case.step_size * case.diffusivity / d**2 for d in (dx, dy))
@@ -123,7 +125,7 @@ class Solver:
     def _wait(self) -> None:
         end = time.monotonic() + self._case.delay
         while (rest := end - time.monotonic()) > 0 and not (self._stop or self._sync):
-            time.sleep(min(rest, _NAP))
+            time.sleep(min(rest, _SIGNAL_INTERVAL))
 
     def _write(self, step: int) -> None:
         case = self._case
@@ -172,7 +174,7 @@ def read_case(path: Path) -> Case:
     heat = number("material", "density", tiny) * number("material", "heat_capacity", tiny)
     diffusivity = number("material", "conductivity", tiny) / heat
     dx, dy = width / (nx - 1), height / (ny - 1)
-    stable = _FACTOR / (2.0 * diffusivity * (1.0 / dx**2 + 1.0 / dy**2))
+    stable = _STABILITY_FACTOR / (2.0 * diffusivity * (1.0 / dx**2 + 1.0 / dy**2))
     steps = int(number("time", "steps", 1))
     return Case(
         nx=nx,
@@ -193,7 +195,7 @@ def read_case(path: Path) -> Case:
 def _number(
     parser: configparser.ConfigParser, section: str, name: str, low: float, default: float | None = None
 ) -> float:
-    """One checked number; without a default it must be there. Raises BadCase."""
+    """One number of at least `low`. Raises BadCase, also if it is missing and has no default."""
     text = parser.get(section, name, fallback=None)
     if text is None and default is not None:
         return default
@@ -221,7 +223,7 @@ def main() -> int:
     solver = Solver(case, Path("results"))
     for number in SIGNALS:
         signal.signal(number, solver.on_signal)
-    # They come blocked, so that one sent during start-up is kept instead of ending the process.
+    # The sandbox starts this process with them blocked: one sent during start-up arrives now.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     say(f"heat2d: {case.material}, {case.nx} x {case.ny} points, {case.steps} steps of {case.step_size:.4g} s")
     solver.run()

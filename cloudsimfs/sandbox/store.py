@@ -50,7 +50,9 @@ class Store:
         self._settings = settings
         self._lock = threading.RLock()
         self._tree = Tree(clock.now())  # guarded by: _lock
-        self.on_put: Callable[[str, bytes], object] | None = None  # told of each version before it is stored
+        self.on_put: Callable[[str, bytes], object] | None = (
+            None  # called with each version (path, bytes) before it is stored
+        )
 
     # -- changes ------------------------------------------------------------------------------------
 
@@ -87,7 +89,7 @@ class Store:
             self._show_locked(slot for slot in self._tree.waiting() if slot.cached)
 
     def restore(self, files: Sequence[File], folder_ids: Mapping[str, int]) -> None:
-        """Fill this empty store with what an earlier one held."""
+        """Fill this empty store with the files and folder ids of an earlier one."""
         with self._lock:
             self._tree.restore(files, folder_ids)
 

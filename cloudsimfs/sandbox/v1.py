@@ -1,6 +1,6 @@
-"""API v1: the calls of docs/service.md, "Endpoints", answered with bare JSON.
+"""API v1: the calls of docs/service.md, "v1 (documented)", answered with JSON without an envelope.
 
-Threading: the event loop only. Must never know of faults or of the wire.
+Threading: the event loop only. Must know nothing of faults or HTTP.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from cloudsimfs.sandbox.tree import File
 
 
 class V1:
+    """The routes of v1 and their handlers."""
+
     def __init__(self, store: Store, links: Links, runs: Runs, clock: Clock, settings: Settings) -> None:
         self._store = store
         self._links = links
@@ -101,7 +103,7 @@ class V1:
 
 
 def _documented(run: dict[str, Any]) -> dict[str, Any]:
-    """The fields of docs/service.md, "Fields"."""
+    """The documented fields (docs/service.md, "Fields")."""
     return {name: value for name, value in run.items() if name not in V2_ONLY}
 
 
@@ -114,6 +116,6 @@ def stored_file(store: Store, entry_id: int) -> File:
 
 
 def download_link(store: Store, links: Links, clock: Clock, settings: Settings, entry_id: int) -> str | None:
-    """A signed URL; None for `settings.link_lag` seconds after an upload. Raises NoEntry."""
+    """A signed URL, or None for `settings.link_lag` seconds after an upload. Raises NoEntry."""
     file = stored_file(store, entry_id)
     return links.download(file.path) if clock.now() >= file.created + settings.link_lag else None

@@ -1,7 +1,8 @@
-"""API v2: the calls of docs/service.md, "Endpoints" and those of docs/service.md, "v2 calls outside the
-document". Answers go out inside `{"response": ...}`; the server wraps them.
+"""API v2: the calls of docs/service.md, "v2 (documented)" and "v2 calls outside the document".
 
-Threading: the event loop only. Must never know of faults or of the wire.
+The server wraps the answers in `{"response": ...}`.
+
+Threading: the event loop only. Must know nothing of faults or HTTP.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ _STORAGE_FIELDS = ("name", "size")
 
 
 class V2:
+    """The routes of v2 and their handlers."""
+
     def __init__(self, store: Store, links: Links, runs: Runs, clock: Clock, settings: Settings) -> None:
         self._store = store
         self._links = links
@@ -63,7 +66,7 @@ class V2:
         return self._page(entries, request)
 
     def _page(self, items: list[dict[str, Any]], request: ApiRequest) -> list[dict[str, Any]]:
-        """One page of ascending `items`; pages count from 1, one past the end is empty."""
+        """One page of `items`, which come in ascending order. Pages count from 1; one past the end is empty."""
         if request.match["order"] == "desc":
             items.reverse()
         size = self._settings.page_size

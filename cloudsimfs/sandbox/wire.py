@@ -1,6 +1,6 @@
-"""Answers on the wire: replies, shaped and broken bodies, connection resets.
+"""Replies on the wire: sent whole, slowly or broken, and connection resets.
 
-Threading: the event loop only. Must never hold a whole object in memory: stored files go out by sendfile.
+Threading: the event loop only. Must never hold a whole object in memory: sendfile sends stored files.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from cloudsimfs.sandbox.faults import ActiveFaults, Fault
 from cloudsimfs.sandbox.log import Call
 from cloudsimfs.sandbox.settings import Settings
 
-_CHUNK = 256 * 1024
-_ZEROS = 16 * 1024 * 1024  # bytes of a sparse file that are really read
-_TICK = 0.02  # seconds: how often a hanging request looks whether it may go on
+_SEND_CHUNK = 256 * 1024  # bytes sent at once
+_RECEIVE_CHUNK = 1024 * 1024  # bytes received at once
+_ZEROS_READ = 16 * 1024 * 1024  # bytes of a sparse file that are really read
+_HANG_INTERVAL = 0.02  # seconds between checks whether a hanging request may continue
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER on, 0 s: close() sends RST
 _PAGE = "<!DOCTYPE html><html><head><title>Sign in</title></head><body><h1>Sign in</h1></body></html>\n"
 
@@ -33,7 +34,7 @@ _PAGE = "<!DOCTYPE html><html><head><title>Sign in</title></head><body><h1>Sign 
 class Reply:
     """An answer to be sent. The body is `body`, or `count` bytes of `file` from `offset`.
 
-    `stream` is that file, opened before anything is sent: it may be replaced meanwhile. `send` closes it.
+    `stream` is that file, opened early: the file may be replaced before it is sent. `send` closes it.
     """
 
     status: int
@@ -52,7 +53,7 @@ class Reply:
 
 
 class Dropped(Exception):
-    """The connection was reset: there is nothing to answer to."""
+    """The connection was reset, so no answer can be sent."""
 
 
 def json_reply(status: int, value: Any, headers: dict[str, str] | None = None) -> Reply:
@@ -69,7 +70,7 @@ def xml_reply(status: int, code: str, message: str) -> Reply:
 
 
 def reset(request: web.BaseRequest) -> Dropped:
-    """Reset the connection; the caller raises what this returns."""
+    """Reset the connection. The caller raises the result."""
     if request.transport is not None:
         request.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         request.transport.abort()
@@ -77,7 +78,7 @@ def reset(request: web.BaseRequest) -> Dropped:
 
 
 async def before(request: web.BaseRequest, faults: ActiveFaults, settings: Settings) -> Reply | None:
-    """Play the faults that come before a request is processed. Raises Dropped."""
+    """Apply the faults that come before a request is processed. Raises Dropped."""
     delay = settings.latency + sum(fault.seconds or 0.0 for fault in faults.all("latency"))
     if delay:
         await asyncio.sleep(delay)
@@ -89,7 +90,7 @@ async def before(request: web.BaseRequest, faults: ActiveFaults, settings: Setti
 
 
 def _instead(faults: ActiveFaults) -> Reply | None:
-    """The answer a fault gives in the request's place."""
+    """The answer of a fault that replaces the request's own."""
     if fault := faults.get("redirect"):
         return Reply(fault.status, headers={"Location": fault.url or ""})
     if fault := faults.get("expired"):
@@ -107,7 +108,7 @@ def _instead(faults: ActiveFaults) -> Reply | None:
 async def send(
     request: web.BaseRequest, reply: Reply, faults: ActiveFaults, settings: Settings, call: Call
 ) -> web.StreamResponse:
-    """Send a reply, whole or as the faults have it. Raises Dropped."""
+    """Send a reply, changed by the faults. Raises Dropped."""
     try:
         return await _send(request, reply, faults, settings, call)
     finally:
@@ -139,9 +140,9 @@ async def _send(
 async def receive(
     request: web.BaseRequest, faults: ActiveFaults, settings: Settings, call: Call
 ) -> AsyncIterator[bytes]:
-    """The request's body in chunks, at the pace ordered. Raises Dropped, or what aiohttp does for a cut."""
+    """The request's body in chunks, at the rate of the faults. Raises Dropped, or aiohttp's error for a cut body."""
     pace, cut = _Pace(_rate(faults, settings)), faults.get("truncate")
-    async for chunk in request.content.iter_chunked(4 * _CHUNK):
+    async for chunk in request.content.iter_chunked(_RECEIVE_CHUNK):
         call.bytes += len(chunk)
         if cut and call.bytes > (cut.amount or 0):
             raise reset(request)
@@ -161,9 +162,9 @@ async def _send_body(
     while sent < length and request.transport is not None:
         count = min(length - sent, pace.chunk) if rate else length - sent
         offset = reply.offset + sent
-        if reply.zeros:  # always the same ones: reading fresh holes is slow and fills the page cache
-            offset %= _ZEROS
-            count = min(count, _ZEROS - offset)
+        if reply.zeros:  # always the same zeros: reading new holes is slow and fills the page cache
+            offset %= _ZEROS_READ
+            count = min(count, _ZEROS_READ - offset)
         sent += await loop.sendfile(request.transport, reply.stream, offset, count)
         call.bytes += count
         await pace.spent(count)
@@ -183,7 +184,7 @@ async def _hang(request: web.BaseRequest, fault: Fault) -> None:
     while not fault.removed and (end is None or time.monotonic() < end):
         if request.transport is None or request.transport.is_closing():
             raise Dropped
-        await asyncio.sleep(_TICK)
+        await asyncio.sleep(_HANG_INTERVAL)
 
 
 def _rate(faults: ActiveFaults, settings: Settings) -> float:
@@ -194,13 +195,13 @@ def _rate(faults: ActiveFaults, settings: Settings) -> float:
 
 
 class _Pace:
-    """Keeps a stream of bytes at a rate (bytes per second; 0: as fast as it goes)."""
+    """Keeps a stream of bytes at a rate in bytes per second; 0 means no limit."""
 
     def __init__(self, rate: float) -> None:
         self._rate = rate
         self._start = time.monotonic()
         self._bytes = 0
-        self.chunk = max(1, min(_CHUNK, int(rate / 50))) if rate else _CHUNK
+        self.chunk = max(1, min(_SEND_CHUNK, int(rate / 50))) if rate else _SEND_CHUNK
 
     async def spent(self, count: int) -> None:
         self._bytes += count

@@ -171,12 +171,12 @@ class Client:
         """The entry with its size, which its listing left out. Raises Refused if the service never gives it."""
         current = self.entry(entry.id, urgency=urgency)
         if current.path != entry.path or current.is_dir:
-            raise BadReply(f"entry {entry.id}: it is another than the one listed")
+            raise BadReply(f"entry {entry.id}: it is not the entry that was listed")
         if current.sized:
             return current
         with self.fetch(self.download(entry.id, urgency=urgency)) as body:  # closed unread: only its size is wanted
             if body.total is None:
-                raise Refused(f"entry {entry.id}: the service does not tell its size")
+                raise Refused(f"entry {entry.id}: the service does not say its size")
             return replace(current, size=body.total, sized=True)
 
     def delete(self, entry_id: int, *, urgency: Urgency = Urgency.NORMAL) -> None:
@@ -220,7 +220,7 @@ class Client:
         call = v2.upload_url(path) if self._versions.in_use(urgency) == "v2" else v1.upload_url(path)
         link = parsing.link(call, self._caller.call(call, urgency))
         if link is None:
-            raise BadReply(f"{call.label}: no upload link came")
+            raise BadReply(f"{call.label}: the answer has no upload link")
         return link
 
     def upload_direct(self, path: str, data: bytes, *, urgency: Urgency = Urgency.NORMAL) -> None:

@@ -158,7 +158,7 @@ def entry(call: Call, reply: Any) -> Entry:
     try:
         return _entry(value, _Folders(), None)
     except _Refused as reason:
-        raise BadReply(f"{call.label}: the answer is no entry ({reason}): {excerpt(reply)}") from None
+        raise BadReply(f"{call.label}: the answer is not an entry ({reason}): {excerpt(reply)}") from None
 
 
 def view(call: Call, reply: Any, path: str) -> View | None:
@@ -181,5 +181,5 @@ def view(call: Call, reply: Any, path: str) -> View | None:
         return View(Entry(0, dirname, name, True), children)
     own = entry(call, value)
     if own.path != path:
-        raise BadReply(f"{call.label}: the answer speaks of another path: {excerpt(own.path)}")
+        raise BadReply(f"{call.label}: the answer is about another path: {excerpt(own.path)}")
     return View(own, children)

@@ -173,7 +173,7 @@ class ObjectStore:
         if not usable:
             raise BadReply(f"{label}: not a usable link")
         if self._secure and parts.scheme != "https":
-            raise BadReply(f"{label}: the link is not https, though the API is")
+            raise BadReply(f"{label}: the link is not https, although the API is")
 
     @staticmethod
     def _refusal(label: str, reply: Reply) -> Failed:
@@ -208,25 +208,27 @@ def opened(
     if if_etag is not None and etag is not None and etag != if_etag:
         raise VersionChanged(f"{label}: the file was replaced on the service")
     if reply.headers.get("content-encoding", "identity").lower() not in ("", "identity"):
-        raise BadReply(f"{label}: the file comes compressed, though it was asked for as it is")
+        raise BadReply(f"{label}: the file came compressed, although it was requested uncompressed")
     if reply.status == 200:
         size = reply.content_length
         if etag is None and None not in (size, if_size) and size != if_size:
-            raise BadReply(f"{label}: {size} bytes came that are no stored object")  # a proxy's page
+            raise BadReply(
+                f"{label}: {size} bytes without an ETag came: they are not the stored object"
+            )  # a proxy's page
         _check_size(label, size, if_size)
         return Fetched(label, reply, offset=0, length=size, total=size, partial=False)
     match = _RANGE.fullmatch(reply.headers.get("content-range", "").strip())
     if match is None:
-        raise BadReply(f"{label}: a part came without a usable Content-Range")
+        raise BadReply(f"{label}: the answer to a range has no usable Content-Range")
     first, last = int(match[1]), int(match[2])
     total = None if match[3] == "*" else int(match[3])
     _check_size(label, total, if_size)
     count = last - first + 1
     fits = length is None or count <= length
     if first != offset or count < 1 or not fits or reply.content_length not in (None, count):
-        raise BadReply(f"{label}: another part came than was asked for (Content-Range {match[0]})")
+        raise BadReply(f"{label}: the answer is another range than the requested one (Content-Range {match[0]})")
     if length is not None and count < length and total is not None and last != total - 1:
-        raise BadReply(f"{label}: a shorter part came than was asked for (Content-Range {match[0]})")
+        raise BadReply(f"{label}: the answer is shorter than the requested range (Content-Range {match[0]})")
     return Fetched(label, reply, offset=first, length=count, total=total, partial=True)
 
 

@@ -240,7 +240,7 @@ def link(call: Call, reply: Any) -> str | None:
     if value is None or value == "":
         return None
     if not isinstance(value, str) or not value.startswith(("http://", "https://")):
-        raise BadReply(f"{call.label}: the answer is no link")
+        raise BadReply(f"{call.label}: the answer is not a link")
     return value
 
 
