@@ -102,11 +102,11 @@ class Sandbox:
 
     def put(self, path: str, data: bytes | Path, *, lagged: bool = False) -> None:
         """Store a file; a Path names a local file to copy. `lagged`: listings show it later (`listing_lag`)."""
-        self._store.put(path, self._store.blobs.make(data), Visible.LAGGED if lagged else Visible.NOW)
+        self._store.put_data(path, data, Visible.LAGGED if lagged else Visible.NOW)
 
     def put_sparse(self, path: str, size: int) -> None:
         """Store a file of `size` zero bytes that take no disk space."""
-        self._store.put(path, self._store.blobs.sparse(size), Visible.NOW)
+        self._store.put_sparse(path, size)
 
     def populate(self, tree: Mapping[str, bytes]) -> None:
         """Store many small files."""

@@ -163,7 +163,7 @@ class Objects:
             return xml_reply(403, "SignatureDoesNotMatch", f"Content-Type must be {UPLOAD_TYPE}.")
         if request.content_length is None:
             return xml_reply(411, "MissingContentLength", "You must provide the Content-Length header.")
-        file, digest, size = self._store.blobs.new_file(), hashlib.md5(usedforsecurity=False), 0
+        file, digest, size = self._store.new_file(), hashlib.md5(usedforsecurity=False), 0
         stored = False
         try:
             with file.open("wb") as stream:

@@ -222,8 +222,7 @@ class Run:
             if not file.is_file() or file.suffix == ".tmp" or self._saved.get(relative) == _stamp(file):
                 continue
             self._saved[relative] = _stamp(file)
-            blob = self._store.blobs.make(file)
-            self._store.put(paths.join(self._folder, relative), blob, Visible.LAGGED)
+            self._store.put_data(paths.join(self._folder, relative), file, Visible.LAGGED)
 
     def _keep_images_only(self) -> None:
         """Free the disk; images stay, because links to them can still be requested."""

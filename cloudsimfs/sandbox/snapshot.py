@@ -50,7 +50,7 @@ def _as_json(store: Store, file: File) -> dict[str, Any]:
     blob = file.blob
     place = blob.file
     if place is None:
-        place = store.blobs.new_file()
+        place = store.new_file()
         place.write_bytes(blob.read())
     return {
         "id": file.id,

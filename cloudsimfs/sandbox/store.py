@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from cloudsimfs import paths
@@ -62,6 +63,18 @@ class Store:
             self.on_put(path, blob.read())
         with self._lock:
             return self._put_locked(path, blob, visible, self._clock.now())
+
+    def put_data(self, path: str, data: bytes | Path, visible: Visible) -> File:
+        """Store a version with these bytes, or with a copy of a local file."""
+        return self.put(path, self.blobs.make(data), visible)
+
+    def put_sparse(self, path: str, size: int) -> File:
+        """Store a version of `size` zero bytes that take no disk space, visible at once."""
+        return self.put(path, self.blobs.sparse(size), Visible.NOW)
+
+    def new_file(self) -> Path:
+        """A new path for the bytes of one version. The caller makes a Blob of it or unlinks it."""
+        return self.blobs.new_file()
 
     def populate(self, tree: Mapping[str, bytes]) -> None:
         """Store many small files at once, visible at once."""

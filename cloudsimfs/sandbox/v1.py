@@ -68,7 +68,7 @@ class V1:
         if len(content) >= self._settings.direct_limit:
             raise Refusal(413, "file too large for a direct upload")
         path = storage_path(request.text("dirname"), request.text("basename"))
-        return self._store.describe(self._store.put(path, self._store.blobs.make(content), Visible.LAGGED))
+        return self._store.describe(self._store.put_data(path, content, Visible.LAGGED))
 
     def _download_url(self, request: ApiRequest) -> Any:
         return {"url": download_link(self._store, self._links, self._clock, self._settings, request.id)}

@@ -226,9 +226,9 @@ def opened(
     count = last - first + 1
     fits = length is None or count <= length
     if first != offset or count < 1 or not fits or reply.content_length not in (None, count):
-        raise BadReply(f"{label}: the answer is another range than the requested one (Content-Range {match[0]})")
+        raise BadReply(f"{label}: the answer is another part of the file than requested (Content-Range {match[0]})")
     if length is not None and count < length and total is not None and last != total - 1:
-        raise BadReply(f"{label}: the answer is shorter than the requested range (Content-Range {match[0]})")
+        raise BadReply(f"{label}: the answer is a shorter part of the file than requested (Content-Range {match[0]})")
     return Fetched(label, reply, offset=first, length=count, total=total, partial=True)
 
 
