@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from cloudsimfs import __version__, paths
+from cloudsimfs import __version__
 from cloudsimfs.clock import Clock, SystemClock
 from cloudsimfs.config import KERNEL_SHARE, Config
 from cloudsimfs.control.files import ControlFiles
@@ -68,31 +68,7 @@ class Mount:
         )
         self._conflicts = Conflicts(self._files.tree, on_conflict=self._kernel_cache.listing_changed)
         self._report = Report(config, mountpoint, self.client, self._files, self._conflicts)
-        storage = MountedStorage(
-            self._files.tree,
-            self._files.dcache,
-            self._files.writeback,
-            self.client.budget,
-            mountpoint=mountpoint,
-            clock=self._clock,
-        )
-        caches = MountedCaches(self._files.dcache, self._kernel_cache)
-        runs = runs_of_account(
-            self.client,
-            self._files.journal,
-            storage,
-            caches,
-            directory=config.cache_dir,
-            ttl=config.run_ttl,
-            bulk=config.api != "v2",
-            clock=self._clock,
-        )
-        self._control = ControlFiles(
-            Simulations(runs, changed=caches.contents_changed),
-            MountState(self._report, self._files.recovery, storage, caches),
-            owner=self._files.owner,
-            clock=self._clock,
-        )
+        self._control = self._control_files()
         timeout = config.ttl * KERNEL_SHARE
         self._operations = Operations(
             self._files,
@@ -101,6 +77,30 @@ class Mount:
             timeout=timeout,
             on_init=self._started,
             on_destroy=self._ended,
+        )
+
+    def _control_files(self) -> ControlFiles:
+        """What `.cloudsimfs/` and `.simulations/` hold, over the storage side and the client."""
+        config, files, clock = self._config, self._files, self._clock
+        storage = MountedStorage(
+            files.tree, files.dcache, files.writeback, self.client.budget, mountpoint=self._mountpoint, clock=clock
+        )
+        caches = MountedCaches(files.dcache, self._kernel_cache)
+        runs = runs_of_account(
+            self.client,
+            files.journal,
+            storage,
+            caches,
+            directory=config.cache_dir,
+            ttl=config.run_ttl,
+            bulk=config.api != "v2",
+            clock=clock,
+        )
+        return ControlFiles(
+            Simulations(runs, changed=caches.contents_changed),
+            MountState(self._report, files.recovery, storage, caches),
+            owner=files.owner,
+            clock=clock,
         )
 
     def serve(self) -> None:
@@ -128,7 +128,7 @@ class Mount:
         A service that cannot be reached does not matter to one who has been here before: what is known is served.
         """
         try:
-            self._files.dcache.check()
+            self._files.check()
         except VersionNotEnabled:
             raise
         except KeyRefused as error:
@@ -139,7 +139,7 @@ class Mount:
             reason = "it lists no storage" if isinstance(error, NotFound) else error
             raise MountError(f"{url} answers, but not as the service does; check --url: {reason}") from None
         except (Unreachable, TimedOut, BudgetSpent, ServerFault) as error:
-            if not self._files.dcache.knows(paths.ROOT):
+            if not self._files.was_listed:
                 raise MountError(
                     f"{self._config.url} does not answer; check --url and the network: {error}"
                 ) from None
@@ -170,7 +170,7 @@ class Mount:
 
     def _ended(self) -> None:
         """Unmounted. What is not uploaded yet stays in the journal for the next mount."""
-        waiting = len(self._files.writeback.pending())
+        waiting = self._files.pending
         self._stop.set()
         self._control.close()
         self._files.stop()

@@ -6,7 +6,7 @@ The order of the steps of one write, which makes `close()` a promise (docs/archi
     2  row committed                         (Journal.save_file, from flush)
     3  close() returns
     4  file, directory and row fsynced       (at once for fsync)
-    5  upload of that generation             (Writeback)
+    5  upload of that generation             (Uploader)
     6  marked stored, if the generation is unchanged
     7  a listing confirms it: row deleted    (Tree)
     8  the backing file may be evicted

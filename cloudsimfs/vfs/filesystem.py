@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from cloudsimfs import paths
 from cloudsimfs.clock import Clock
 from cloudsimfs.config import KERNEL_SHARE, Config, cache_limit
 from cloudsimfs.datacache.cache import DataCache
@@ -64,6 +65,20 @@ class FileSystem:
         self.recovery = Recovery(self.tree, self.handles)
 
     # -- life --------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """List the root, which proves URL and key. Raises the ServiceError of that."""
+        self.dcache.check()
+
+    @property
+    def was_listed(self) -> bool:
+        """Whether the root was ever listed: what is known of the storage can then be shown without the service."""
+        return self.dcache.knows(paths.ROOT)
+
+    @property
+    def pending(self) -> int:
+        """How many uploads and deletes are not on the service yet."""
+        return len(self.writeback.pending())
 
     def restore(self) -> None:
         """Bring back what was pending when the last mount of the directory ended; before `start`."""
