@@ -4,7 +4,7 @@ Clean contents are kept by version, and the least recently used is evicted first
 evicted. An open clean content only loses the parts that nobody is about to read. `directory` names the files.
 
 Locks: `_lock` guards the tables of clean contents and the count of bytes. It is held over local disk I/O only.
-Order: Content.lock, then DataCache._lock. Eviction holds `_lock`, and so only tries the locks of contents.
+Order: Content.lock, then DataCache._lock, then Source._lock. Eviction holds `_lock`, so it only tries Content.lock.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class DataCache:
         self.max_ahead = min(MAX_AHEAD, max(1 << 20, limit // 16))
         self._client = client
         self._limit = limit
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # after Content.lock, before the locks of sources; guards what follows
         self._clean: OrderedDict[Version, Content] = OrderedDict()  # in memory; oldest use first
         self._kept: OrderedDict[str, str] = OrderedDict()  # on disk only: a version's key to its name; oldest first
         self._latest: dict[str, Version] = {}  # for each path in _clean, the version inserted last
@@ -269,7 +269,7 @@ class DataCache:
                 self._measure()
                 shortage = self._shortage(size) + min(EVICTION_SLACK, self._limit // 16)
                 if shortage > 0:
-                    self._make_room(shortage)
+                    self._evict(shortage)
                 if self._limit_shortage(size) > 0:
                     raise NoSpace(f"the cache is full of data that waits for upload ({self._limit} bytes)")
                 if self._disk_shortage(size) > 0:
@@ -297,7 +297,7 @@ class DataCache:
     def _measure(self) -> None:
         self._used = sum(disk_usage(file) for file in self.data.iterdir())
 
-    def _make_room(self, wanted: int) -> None:
+    def _evict(self, wanted: int) -> None:
         """Free `wanted` bytes. Evict contents that are only on disk, then clean ones by last use, then parts of open
         ones.
         """
@@ -321,7 +321,7 @@ class DataCache:
             self._used -= content.shrink()
 
     @property
-    def room(self) -> int:
+    def free_space(self) -> int:
         """Bytes that can be written before writers have to wait for uploads, as far as the disk has them."""
         disk = os.statvfs(self.data)
         with self._lock:

@@ -35,7 +35,7 @@ Ranges = Iterable[tuple[int, int]]
 class SparseFile:
     def __init__(self, path: Path, *, size: int, remote_end: int, log: RangeLog | None) -> None:
         """Sizes in bytes. `log` records what is present for the next mount; a file without a version has none."""
-        self.lock = threading.Lock()
+        self.lock = threading.Lock()  # the Content.lock: after Inode.lock, before DataCache._lock; guards all fields
         self.path = path
         self.size = size
         self.punches = 0  # times that parts were given back while the file was open
@@ -45,7 +45,7 @@ class SparseFile:
         self._borrowers = 0
         self._fills: list[tuple[int, int]] = []  # where fetched bytes are being written now
         self._filled = threading.Condition(self.lock)  # notified when a fill ends
-        self._filling = threading.Lock()  # one fill writes at a time: the kernel would have the others spin
+        self._filling = threading.Lock()  # a leaf. One fill writes at a time: the kernel would have the others spin
         self._unwritten = False  # fsync has failed: the disk may not have what the kernel shows
 
     def restore(self, size: int, remote_end: int, present: Ranges) -> None:

@@ -123,7 +123,7 @@ class FileSystem:
 
     def usage(self) -> tuple[int, int]:
         """Bytes that are stored, as far as listings have told, and bytes that have room here."""
-        return self.dcache.bytes_known, self.datacache.room
+        return self.dcache.bytes_known, self.datacache.free_space
 
 
 def _dcache(

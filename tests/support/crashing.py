@@ -39,7 +39,7 @@ POINTS: dict[str, tuple[Any, str, Callable[..., bool]]] = {
     "5-uploaded": (Client, "upload", always),
     "6-stored": (Journal, "save_file", lambda _, row: row.state == "stored"),
     "7-confirmed": (settle, "retire", lambda _, item, __: not isinstance(item, Tombstone) and not item.is_dir),
-    "8-evicted": (DataCache, "_make_room", always),
+    "8-evicted": (DataCache, "_evict", always),
     "bytes-dropped": (Content, "drop", always),
     "unlinked": (Operations, "unlink", always),
     "folder-removed": (Operations, "rmdir", always),
