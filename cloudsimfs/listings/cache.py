@@ -1,7 +1,7 @@
-"""What the service said of directories, in memory and on disk (`listings`), and whether it may be served unasked.
+"""The last listing of each directory, in memory and on disk (`listings.store`), and whether it may be served.
 
-A listing is believed for the TTL, longer as the hour's calls run out, shorter while others write to the folder, and
-not at all once it is invalidated. Nothing is thrown away for its age: it serves while the service cannot be asked.
+A listing is fresh for the TTL, longer as the hour's calls run out, shorter while others write to the folder, and not
+at all once it is invalidated. None is dropped for its age: it serves while the service cannot be asked.
 
 Threading: `_lock` protects all; under it only that of the holds is taken. Nothing here asks the service.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from cachetools import TTLCache
@@ -21,15 +21,15 @@ from cloudsimfs.listings.store import ListingStore
 from cloudsimfs.service.model import Entry
 from cloudsimfs.singleflight import Holds
 
-CHANGING_TTL = 3.0  # seconds a listing is believed while results are arriving in its folder
+CHANGING_TTL = 3.0  # seconds that a listing is fresh while results are arriving in its folder
 NEVER = -math.inf
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What the service said of one directory. `asked_at` is monotonic seconds, from before the call.
+    """The entries of one directory. `asked_at` is monotonic seconds, from before the call.
 
-    NEVER means that it is known to be out of date: only good if the service cannot be asked.
+    NEVER means that the listing is out of date: it serves only while the service cannot be asked.
     """
 
     names: Mapping[str, Entry]
@@ -37,7 +37,7 @@ class Listing:
 
 
 class ListingCache:
-    """`ttl` in seconds; `stretch()` is how many times as long a listing is believed at present."""
+    """`ttl` in seconds; `stretch()` is the factor applied to it as the budget runs out."""
 
     def __init__(
         self, store: ListingStore, *, ttl: float, clock: Clock, offline: bool, stretch: Callable[[], float]
@@ -48,17 +48,17 @@ class ListingCache:
         self._offline = offline
         self._stretch = stretch
         self._lock = threading.Lock()
-        # What may be forgotten: which listings are fresh.
+        # The fresh ones, which may be forgotten.
         self._fresh: TTLCache[str, Listing] = TTLCache(maxsize=1_000_000, ttl=ttl, timer=clock.monotonic)
-        # What serves while the service cannot be asked.
+        # All of them: they serve while the service cannot be asked.
         self._known: dict[str, Listing] = {}
         self._bytes = 0  # size of all files in _known
         self._invalidated = Invalidations()
-        self._changing: dict[str, float] = {}  # folders others write to, until when (monotonic)
+        self._changing: dict[str, float] = {}  # folders others write to, until when (monotonic seconds)
         self._steady: frozenset[str] = frozenset()  # folders whose TTL is not stretched
-        self._forgotten: set[str] = set()  # forgotten on disk, and not listed since
+        self._forgotten: set[str] = set()  # directories dropped from the disk, and not listed since
         self._holds = Holds[str](clock)  # listings that could not be renewed
-        self._down_until = NEVER  # monotonic; the service could not be reached
+        self._down_until = NEVER  # monotonic seconds; until then the service counts as unreachable
 
     def close(self) -> None:
         self._store.close()
@@ -68,18 +68,19 @@ class ListingCache:
     def find(self, path: str, *, on_disk: bool = True) -> Listing | None:
         """The last listing of a directory, however old."""
         with self._lock:
-            found = self._fresh.get(path) or self._known.get(path)
-        stored = self._store.load(path) if found is None and on_disk else None
+            listing = self._fresh.get(path) or self._known.get(path)
+        stored = self._store.load(path) if listing is None and on_disk else None
         if stored is None:
-            return found
-        age = max(0.0, self._clock.now() - stored[0])
-        found = Listing(stored[1], self._clock.monotonic() - age)
+            return listing
+        asked_at_wall, names = stored
+        age = max(0.0, self._clock.now() - asked_at_wall)
+        listing = Listing(names, self._clock.monotonic() - age)
         with self._lock:
-            if self._invalidated.since(path, found.asked_at):
-                found = Listing(stored[1], NEVER)
+            if self._invalidated.since(path, listing.asked_at):
+                listing = Listing(names, NEVER)
             if path not in self._known:
-                self._keep_locked(path, found)
-        return found
+                self._keep_locked(path, listing)
+        return listing
 
     def in_memory(self, path: str) -> Listing | None:
         """The same, without a look at the disk."""
@@ -87,12 +88,12 @@ class ListingCache:
             return self._known.get(path)
 
     def fresh(self, path: str) -> Listing | None:
-        """A listing that has come within the TTL."""
+        """A listing that was fetched within the TTL."""
         with self._lock:
             return self._fresh.get(path)
 
     def entry(self, path: str) -> Entry | None:
-        """What was last listed under `path`, however old."""
+        """The last listed entry of `path`, however old."""
         directory, name = paths.split(path)
         listing = self.in_memory(directory)
         return None if listing is None else listing.names.get(name)
@@ -108,8 +109,8 @@ class ListingCache:
         with self._lock:
             return self._invalidated.since(path, listing.asked_at)
 
-    def is_believed(self, path: str, listing: Listing, since: float | None = None) -> bool:
-        """Whether a listing may be served without asking. With `since` (monotonic) it was asked for later, too."""
+    def is_fresh_enough(self, path: str, listing: Listing, since: float | None = None) -> bool:
+        """Whether a listing may be served without a call; with `since` (monotonic seconds), if asked for after it."""
         if since is not None and listing.asked_at < since:
             return False
         now = self._clock.monotonic()
@@ -130,21 +131,21 @@ class ListingCache:
 
     @property
     def bytes_known(self) -> int:
-        """The size of all files in the listings known."""
+        """The size of all files in all listings."""
         with self._lock:
             return self._bytes
 
     # -- keeping -----------------------------------------------------------------------------------------
 
     def put(self, path: str, listing: Listing) -> set[str]:
-        """Keep what was answered. The names that are new, gone, or of another version."""
+        """Keep a new listing. Return the names that are new, gone, or of another version."""
         age = self._clock.monotonic() - listing.asked_at
         with self._lock:
             if self._invalidated.since(path, listing.asked_at):
                 listing = Listing(listing.names, NEVER)
             before = self._known.get(path)
             if before is not None and before.asked_at > listing.asked_at:
-                return set()  # a later answer has come first
+                return set()  # the answer to a later call has come first
             if before is not None:
                 listing = Listing(with_sizes(before.names, listing.names), listing.asked_at)
             self._keep_locked(path, listing)
@@ -159,16 +160,16 @@ class ListingCache:
         self._bytes += total_size(listing.names) - (total_size(before.names) if before is not None else 0)
         self._known[path] = listing
 
-    def replace(self, entry: Entry, found: Entry) -> None:
-        """More is known of an entry than its listing told."""
+    def replace(self, entry: Entry, newer: Entry) -> None:
+        """Put in an entry of which more is known than its listing had."""
         with self._lock:
             listing = self._known.get(entry.dirname)
             if listing is not None and listing.names.get(entry.name) == entry:
-                self._keep_locked(entry.dirname, Listing({**listing.names, entry.name: found}, listing.asked_at))
-                self._fresh.pop(entry.dirname, None)  # its age decides
+                self._keep_locked(entry.dirname, Listing({**listing.names, entry.name: newer}, listing.asked_at))
+                self._fresh.pop(entry.dirname, None)  # from now on its age decides
 
     def forget(self, path: str) -> None:
-        """The directory and all inside it are gone from the service."""
+        """Drop a directory and all inside it: the service has them no more."""
         with self._lock:
             gone = [key for key in self._known if paths.is_within(key, path)]
             for key in gone:
@@ -179,10 +180,10 @@ class ListingCache:
             self._forgotten.add(path)
         self._store.forget(path)
 
-    # -- how long it is believed ---------------------------------------------------------------------------
+    # -- how long it is fresh ------------------------------------------------------------------------------
 
     def hold(self, path: str, seconds: float, *, down: bool) -> None:
-        """It could not be renewed, and serves for so long; `down`: nor can any other."""
+        """A listing could not be renewed, and serves for so long; `down`: and so do all others."""
         self._holds.hold(path, seconds)
         if down:
             with self._lock:
@@ -193,7 +194,7 @@ class ListingCache:
         self._steady = folders
 
     def invalidate(self, path: str, *, below: bool = False) -> None:
-        """The next question about this directory (with `below`: and all inside it) asks the service."""
+        """The next look at this directory (with `below`: or at any inside it) asks the service."""
         with self._lock:
             self._invalidated.note(path, self._clock.monotonic(), below=below)
             keys = [key for key in self._known if paths.is_within(key, path)] if below else [path]
@@ -203,7 +204,7 @@ class ListingCache:
                     self._known[key] = Listing(self._known[key].names, NEVER)
 
     def expect_changes(self, path: str, seconds: float) -> dict[str, set[str]]:
-        """For so long, listings below `path` age quickly. The names known there, by directory."""
+        """For so long, listings below `path` age quickly. Return the names listed there, by directory."""
         with self._lock:
             self._changing[path] = self._clock.monotonic() + seconds
         self.invalidate(path, below=True)
@@ -214,7 +215,8 @@ class ListingCache:
 class Invalidations:
     """When directories were last invalidated, alone and with all inside them; monotonic seconds, one item per path.
 
-    What was asked for before is out of date, also if it is on disk or still under way. Guarded by its owner's lock.
+    A listing asked for before that is out of date, also if it is on disk or still under way. Guarded by its owner's
+    lock.
     """
 
     def __init__(self) -> None:
@@ -225,7 +227,7 @@ class Invalidations:
         (self._below if below else self._alone)[path] = now
 
     def since(self, path: str, asked_at: float) -> bool:
-        """Whether the directory was invalidated after that."""
+        """Whether the directory was invalidated after `asked_at` (monotonic seconds)."""
         if asked_at < self._alone.get(path, NEVER):
             return True
         while asked_at >= self._below.get(path, NEVER):
@@ -236,7 +238,7 @@ class Invalidations:
 
 
 def with_sizes(before: Mapping[str, Entry], after: Mapping[str, Entry]) -> Mapping[str, Entry]:
-    """The names of a listing, with sizes that it did not tell and that were asked for before."""
+    """The names of a listing, with the sizes that it lacks and that were fetched before."""
     known: dict[str, Entry] = {}
     for name, entry in after.items():
         if entry.sized or entry.mtime_ns is None:
@@ -254,3 +256,18 @@ def total_size(names: Mapping[str, Entry]) -> int:
 def changed_names(before: Mapping[str, Entry], after: Mapping[str, Entry]) -> set[str]:
     """Names that are new, gone, or of another version."""
     return {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+
+
+def by_folder(entries: Iterable[Entry]) -> dict[str, dict[str, Entry]]:
+    """The listings of all directories, the root's too, made from the reply of the all-entries call."""
+    folders: dict[str, dict[str, Entry]] = {paths.ROOT: {}}
+    for entry in entries:
+        folders.setdefault(entry.dirname, {})[entry.name] = entry
+        if entry.is_dir:
+            folders.setdefault(entry.path, {})
+    for path in list(folders):
+        while path != paths.ROOT:  # some folders appear only in the paths of their files
+            directory, name = paths.split(path)
+            folders.setdefault(directory, {}).setdefault(name, Entry(0, directory, name, is_dir=True))
+            path = directory
+    return folders

@@ -1,9 +1,9 @@
 """Listings of directories: the only module that asks the service for them.
 
-One listing answers every question about its directory, misses included: one call per directory and TTL. What a
-listing said is kept (`listings.cache`) and served while the service cannot be asked, or takes long to answer
-(docs/architecture.md, invariant 4): a failed call never removes a name. "Absent" is only what a complete listing,
-or the service's own word, says.
+One listing answers every question about its directory, also about names that do not exist: one call per directory and
+TTL. Listings are kept (`listings.cache`) and served while the service cannot be asked, or takes long to answer
+(docs/architecture.md, invariant 4): a failed call never removes a name. A name is absent only if a complete listing,
+or the service itself, says so.
 
 Threading: fetches are single-flight per directory (`singleflight`). The lock of the flights comes before that of the
 listing cache; no other is taken under it.
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Set
 from concurrent.futures import TimeoutError as FutureTimeout
 from concurrent.futures import wait
 from functools import partial
@@ -32,7 +32,7 @@ from cloudsimfs.errors import (
     TimedOut,
     Unreachable,
 )
-from cloudsimfs.listings.cache import NEVER, Listing, ListingCache
+from cloudsimfs.listings.cache import NEVER, Listing, ListingCache, by_folder
 from cloudsimfs.listings.store import ListingStore
 from cloudsimfs.listings.walks import Walks
 from cloudsimfs.service import Client
@@ -42,28 +42,28 @@ from cloudsimfs.waiting import Interrupted, never
 
 log = logging.getLogger(__name__)
 
-ANSWER = 60.0  # seconds readers wait for a listing that nothing is known of; asking goes on
-LOOK = 0.1  # seconds between looks whether who waits for it was interrupted
-GRACE = 2.0  # seconds a reader waits for a listing's renewal before the old one is served
-HOLD = 5.0  # seconds a listing that could not be renewed serves before the service is asked again
-LOOK_AGE = 300.0  # seconds; how old the listing may be on which "nobody else has changed it" is based
-STRETCH = 10.0  # times the TTL when no calls are left
-AHEAD = 8  # listings fetched at the same time ahead of a walker
+ANSWER_BOUND = 60.0  # seconds that readers wait for a directory's first listing; the call goes on
+INTERRUPT_POLL = 0.1  # seconds between looks whether a waiting reader was interrupted
+RENEWAL_GRACE = 2.0  # seconds that a reader waits for a listing's renewal before the old one is served
+RENEWAL_HOLD = 5.0  # seconds that a listing that could not be renewed serves before the next call
+EVIDENCE_AGE = 300.0  # seconds; how old a listing may be to show that nobody else has changed the directory
+TTL_STRETCH = 10.0  # factor applied to the TTL when no calls are left
+CONCURRENT_FETCHES = 8  # listings fetched at the same time in the background
 
 
 ListingFlight = Flight[str, Listing]
 
 
 class DCache:
-    """`ttl` in seconds. `on_change(directory, names)` tells what a new listing changed; no lock is held then.
-    `interrupted` is asked while a reader waits.
+    """`ttl` in seconds. `bulk`: the all-entries call may be made. `on_change(directory, names)` is called, with no
+    lock held, with the names that a new listing has changed. `interrupted` is called while a reader waits.
     """
 
     def __init__(
         self,
         client: Client,
         store: ListingStore,
-        *,
+        *,  # eight in all: four settings, and the three things that tests replace beside the client
         ttl: float,
         clock: Clock,
         offline: bool,
@@ -78,33 +78,34 @@ class DCache:
         self._cache = ListingCache(store, ttl=ttl, clock=clock, offline=offline, stretch=self._stretch)
         self._interrupted = interrupted
         self._walks = Walks(clock, bulk=bulk)
-        self._flights = SingleFlight[str, Listing](workers=AHEAD, name="listing", clock=clock)
-        self._slow_until = NEVER  # monotonic; a renewal took longer than GRACE: nobody waits for the next ones
+        self._flights = SingleFlight[str, Listing](workers=CONCURRENT_FETCHES, name="listing", clock=clock)
+        # monotonic seconds; until then nobody waits for renewals, as one took longer than RENEWAL_GRACE
+        self._slow_until = NEVER
 
     def _stretch(self) -> float:
-        return self._client.budget.stretch(STRETCH)
+        return self._client.budget.stretch(TTL_STRETCH)
 
     def check(self) -> None:
-        """List the root now. Raises what that raises; `listing` would serve what it knows."""
-        if not self._cache.is_believed(paths.ROOT, self.known(paths.ROOT) or Listing({}, NEVER)):
+        """List the root now. Raises what the call raises, where `listing` would serve an old one."""
+        if not self._cache.is_fresh_enough(paths.ROOT, self.known(paths.ROOT) or Listing({}, NEVER)):
             self._put(paths.ROOT, self._fetch(paths.ROOT, None))
 
     def close(self) -> None:
         self._flights.close()
         self._cache.close()
 
-    # -- what is known already -----------------------------------------------------------------------------
+    # -- without a call ------------------------------------------------------------------------------------
 
     def knows(self, path: str) -> bool:
         return self.known(path) is not None
 
     def known(self, path: str) -> Listing | None:
-        """The last listing of a directory, however old; asks nobody."""
+        """The last listing of a directory, however old; makes no call."""
         return self._cache.find(path)
 
     @property
     def bytes_known(self) -> int:
-        """The size of all files in the listings known."""
+        """The size of all files in all listings."""
         return self._cache.bytes_known
 
     def keep_steady(self, folders: frozenset[str]) -> None:
@@ -112,28 +113,28 @@ class DCache:
         self._cache.keep_steady(folders)
 
     def invalidate(self, path: str) -> None:
-        """The next question about this directory asks the service."""
+        """The next look at this directory asks the service."""
         self._cache.invalidate(path)
 
     def forget(self, path: str) -> None:
-        """The directory and all inside it are gone from the service."""
+        """Drop the listings of a directory and all inside it: the service has them no more."""
         self._cache.forget(path)
 
     def expect_changes(self, path: str, seconds: float) -> None:
-        """Others are about to put files below `path`: for so long, listings there age quickly."""
+        """Others are about to put files below `path`: for `seconds`, listings there age quickly."""
         for directory, names in self._cache.expect_changes(path, seconds).items():
-            self._on_change(directory, names)  # whoever has it cached asks again, too
+            self._on_change(directory, names)  # the kernel has them cached, too
         while path != paths.ROOT and self._cache.entry(path) is None:
-            path = paths.parent(path)  # the folder itself is new to us
+            path = paths.parent(path)  # its parent has not listed it yet
             self._cache.invalidate(path)
 
     # -- asking ------------------------------------------------------------------------------------------
 
     def at_hand(self, path: str) -> Listing | None:
-        """A listing to tell what others have changed by, at the cost of a call only if the last one is older than
-        LOOK_AGE, as after days without a network. None if nobody has listed the directory, or it is gone.
+        """A listing that shows what others have changed. Costs a call only if the last one is older than
+        EVIDENCE_AGE, as after days without a network. None if the directory was never listed, or exists no more.
         """
-        listing, oldest = self.known(path), self._clock.monotonic() - LOOK_AGE
+        listing, oldest = self.known(path), self._clock.monotonic() - EVIDENCE_AGE
         if listing is None or listing.asked_at >= oldest:
             return listing
         try:
@@ -142,28 +143,28 @@ class DCache:
             return None
 
     def listing(self, path: str, *, since: float | None = None, patient: bool = False) -> Listing:
-        """The directory's listing: fresh, or fetched now, or, if that fails or takes long, the last one known.
+        """The directory's listing: a fresh one, or one fetched now, or, if that fails or takes long, the last one.
 
-        `patient`, as no reader is, waits for the answer however long it takes. With `since` (monotonic seconds) it is
-        one that was asked for later, or an error. Raises NotFound if there is definitely no such directory,
-        NotDirectory, or the ServiceError of the call.
+        `patient` waits for the answer however long it takes; readers do not. With `since` (monotonic seconds) the
+        listing was asked for after that moment, or an error is raised. Raises NotFound if there is definitely no such
+        directory, NotDirectory, or the ServiceError of the call.
         """
         patient = patient or since is not None
         while True:
             known = self._cache.find(path, on_disk=since is None)
-            if known is not None and self._cache.is_believed(path, known, since):
+            if known is not None and self._cache.is_fresh_enough(path, known, since):
                 return known
             joined = self._join(path, known)
             if joined is None:
-                continue  # it has landed meanwhile
+                continue  # an answer has come meanwhile
             flight, mine = joined
             if patient:
-                self._fly(flight, since)  # also one in line: those before it may be waiting for this thread
+                self._fly(flight, since)  # also if it is in line: the calls before it may be waiting for this thread
             elif known is None or known.asked_at == NEVER:
                 threading.Thread(target=self._fly, args=(flight, since), name="listing", daemon=True).start()
                 if not self._comes(flight):
                     if known is None:
-                        raise TimedOut(f"listing of /{path}: no answer in {ANSWER:.0f} s")
+                        raise TimedOut(f"listing of /{path}: no answer in {ANSWER_BOUND:.0f} s")
                     return known
             else:
                 if mine:
@@ -177,17 +178,17 @@ class DCache:
                 landed = flight.result()
                 if not self._cache.is_outdated(path, landed):
                     return landed
-            # it may have left too early: look again
+            # its call may have been made too early: look again
 
     def _comes(self, flight: ListingFlight) -> bool:
-        """Wait for a listing; False if it takes too long: readers one after the other wait no longer than one.
+        """Wait for a listing; False if the call takes longer than ANSWER_BOUND, whenever this reader has come.
 
         Raises Cancelled if the reader is interrupted.
         """
-        while not wait([flight], timeout=LOOK).done:
+        while not wait([flight], timeout=INTERRUPT_POLL).done:
             if self._interrupted():
                 raise Cancelled("interrupted while waiting for a listing")
-            if self._clock.monotonic() > flight.begun_at + ANSWER:
+            if self._clock.monotonic() > flight.begun_at + ANSWER_BOUND:
                 return False
         return True
 
@@ -196,13 +197,13 @@ class DCache:
         return self._flights.join(path, lambda: self._cache.in_memory(path) is not known)
 
     def _wait_briefly(self, flight: ListingFlight, known: Listing) -> Listing:
-        """The answer, or what is known if it takes long."""
+        """The answer, or the listing known if that takes long."""
         now = self._clock.monotonic()
         try:
-            return flight.result(timeout=0.0 if now < self._slow_until else GRACE)
+            return flight.result(timeout=0.0 if now < self._slow_until else RENEWAL_GRACE)
         except FutureTimeout:
-            log.info("listing of /%s takes long; the one known is served", flight.key)
-            self._slow_until = max(self._slow_until, now + HOLD)
+            log.info("listing of /%s takes long; the last one is served", flight.key)
+            self._slow_until = max(self._slow_until, now + RENEWAL_HOLD)
             return known
 
     def _fly(self, flight: ListingFlight, since: float | None) -> None:
@@ -214,16 +215,16 @@ class DCache:
                 raise Unreachable("the mount is offline (--offline)")
             if self._wants_everything(path, since):
                 self._fetch_everything()
-                found = self._cache.fresh(path)
-                if found is not None:
-                    return found
+                fresh = self._cache.fresh(path)
+                if fresh is not None:
+                    return fresh
             listing = self._fetch(path, since)
         except (NotFound, NotDirectory):
             self.forget(path)
             raise
         except ServiceError as error:
             stale = self._cache.in_memory(path)
-            self._cache.hold(path, HOLD, down=isinstance(error, (Unreachable, TimedOut)))
+            self._cache.hold(path, RENEWAL_HOLD, down=isinstance(error, (Unreachable, TimedOut)))
             if stale is None or since is not None:
                 raise
             log.warning("listing of /%s is stale: %s", path, error)
@@ -232,7 +233,7 @@ class DCache:
         return listing
 
     def _wants_everything(self, path: str, since: float | None) -> bool:
-        """Whether this question is best answered by listing all there is."""
+        """Whether the all-entries call is the best way to answer this."""
         paged = self._client.api_version == "v2"
         if since is not None:
             return paged and self._walks.may_list_everything()
@@ -260,7 +261,7 @@ class DCache:
         return Listing({entry.name: entry for entry in entries}, asked_at)
 
     def _directory_id(self, path: str, since: float | None) -> int | None:
-        """The id to list by; found in the parent's listing."""
+        """The id to list the directory by, from the parent's listing. None: it has none, and is empty."""
         if path == paths.ROOT:
             return 0
         entry = self.entry(path)
@@ -272,20 +273,22 @@ class DCache:
             raise NotDirectory(f"/{path}")
         if entry.id:
             return entry.id
-        view = self._client.view(path)  # a folder known only from its files' paths
+        view = self._client.view(path)  # it appears only in the paths of its files
         return None if view is None else view.entry.id
 
     def look_into(self, folders: Set[str], *, since: float) -> None:
-        """Their listings are asked for next: have them in one call where that is fewer. `since` as for `listing`."""
-        known = {path: self._cache.find(path, on_disk=False) for path in folders}
+        """Fetch the listings of these folders in one call where that saves calls. `since` as for `listing`."""
+        listings = {path: self._cache.find(path, on_disk=False) for path in folders}
         missing = [
-            path for path, found in known.items() if not found or not self._cache.is_believed(path, found, since)
+            path
+            for path, listing in listings.items()
+            if not listing or not self._cache.is_fresh_enough(path, listing, since)
         ]
         if len(missing) > 1 and not self._offline and self._walks.may_list_everything():
             self._fetch_everything()
 
     def entry(self, path: str, *, since: float | None = None) -> Entry | None:
-        """What the service lists under `path`; None if it is definitely absent. `since` as for `listing`."""
+        """The listed entry of `path`; None if it is definitely absent. `since` as for `listing`."""
         directory, name = paths.split(path)
         try:
             return self.listing(directory, since=since, patient=True).names.get(name)
@@ -297,23 +300,23 @@ class DCache:
         return entry is not None and entry.is_dir and entry.id == entry_id
 
     def fetch_size(self, entry: Entry) -> Entry:
-        """A file's entry with its size, which the listing did not tell: asked for once per version."""
-        found = self._client.fetch_size(entry)
-        self._cache.replace(entry, found)
+        """A file's entry with its size, which the listing lacks: fetched once per version."""
+        sized = self._client.fetch_size(entry)
+        self._cache.replace(entry, sized)
         self._on_change(entry.dirname, {entry.name})
-        return found
+        return sized
 
     # -- walks -------------------------------------------------------------------------------------------
 
     def was_read(self, path: str) -> None:
-        """Somebody reads this directory: the sign by which a tree walker is known. Fetches ahead of one."""
+        """A program reads this directory. If it is walking the tree, fetch the next listings ahead of it."""
         siblings = self._folders_beside(path)
         self._walks.was_read(path)
         if self._offline or self._stretch() > 1.0:
             return
         for ahead in self._walks.ahead(path, siblings, self._cache.folders(path)):
             known = self._cache.find(ahead)
-            if known is not None and self._cache.is_believed(ahead, known):
+            if known is not None and self._cache.is_fresh_enough(ahead, known):
                 continue
             match self._join(ahead, known):
                 case flight, True:
@@ -323,7 +326,7 @@ class DCache:
         return [] if path == paths.ROOT else self._cache.folders(paths.parent(path))
 
     def _fetch_everything(self) -> None:
-        """v1's all-entries call: every listing at once (docs/service.md, "Endpoints")."""
+        """Make v1's all-entries call: every listing at once (docs/service.md, "Endpoints")."""
         asked_at = self._clock.monotonic()
         try:
             entries = self._client.list_all()
@@ -335,18 +338,3 @@ class DCache:
         self._walks.took_everything(self._clock.monotonic() - asked_at, len(entries))
         for path, names in folders.items():
             self._put(path, Listing(names, asked_at))
-
-
-def by_folder(entries: Iterable[Entry]) -> dict[str, dict[str, Entry]]:
-    """The listings of all directories, the root's too, out of one of everything."""
-    folders: dict[str, dict[str, Entry]] = {paths.ROOT: {}}
-    for entry in entries:
-        folders.setdefault(entry.dirname, {})[entry.name] = entry
-        if entry.is_dir:
-            folders.setdefault(entry.path, {})
-    for path in list(folders):
-        while path != paths.ROOT:  # folders that only their files' paths tell of
-            directory, name = paths.split(path)
-            folders.setdefault(directory, {}).setdefault(name, Entry(0, directory, name, is_dir=True))
-            path = directory
-    return folders

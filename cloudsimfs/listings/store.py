@@ -1,7 +1,8 @@
 """Listings on disk, so that a mount starts warm and can be read offline.
 
-Nothing here is precious: it can be deleted, and what is lost in a crash is asked for again. Threading: one connection
-under one lock, a leaf; saves are collected and written by a thread of this module, once a second.
+The file can be deleted: what is missing, also after a crash, is fetched again.
+
+Threading: one connection under one lock, a leaf; a thread of this module collects saves and writes every second.
 """
 
 from __future__ import annotations
@@ -32,13 +33,14 @@ CREATE TABLE IF NOT EXISTS listing (
 ) WITHOUT ROWID;
 """
 CLEAN = 1  # the application_id of a database that was closed in order
-WRITE_EVERY = 1.0  # seconds
+WRITE_INTERVAL = 1.0  # seconds
 
 
 def inherit(path: Path, other: Path, folders: Iterable[str]) -> None:
-    """What the database at `other` knows of these folders is known at `path`, too; good only if nobody can be asked.
+    """Copy the listings of these folders from the database at `other` to the one at `path`.
 
-    Neither may be in use by a mount. Raises MountError.
+    They are marked as out of date, so they serve only while the service cannot be asked. Neither database may be in
+    use by a mount. Raises MountError.
     """
     chosen = [(folder,) for folder in folders]
     try:
@@ -59,11 +61,11 @@ class ListingStore:
     def __init__(self, path: Path) -> None:
         self._lock = threading.Lock()  # protects _db
         self._db = self.open(path)
-        # After a crash what was written may be older than what we have done since, and what the journal, relying on
-        # a newer listing, has forgotten: good only if nobody can be asked.
+        # After a crash these listings may be older than what we have done since, and what the journal has dropped,
+        # relying on a newer listing. They serve only while the service cannot be asked.
         self._trusted = self._db.execute("PRAGMA application_id").fetchone()[0] == CLEAN
         self._wake = threading.Condition()  # protects the two below
-        # what is to be written by directory; None: to be forgotten with all below it
+        # the listings to write, by directory; None: to be deleted with all below it
         self._pending: dict[str, tuple[float, Mapping[str, Entry]] | None] = {}
         self._closing = False
         self._writer: threading.Thread | None = None
@@ -81,7 +83,7 @@ class ListingStore:
         raise AssertionError
 
     def start(self) -> None:
-        """Start the writer; after the process has forked."""
+        """Start the writer. Called after the process has forked."""
         with self._lock:
             self._db.execute("PRAGMA application_id=0")
         self._writer = threading.Thread(target=self._write_for_ever, name="listings", daemon=True)
@@ -99,9 +101,9 @@ class ListingStore:
             self._db.close()
 
     def load(self, path: str) -> tuple[float, dict[str, Entry]] | None:
-        """(wall seconds of the asking, entries by name) of a directory, if it was ever listed.
+        """When a directory was listed (wall seconds, from before the call), and its entries by name; None if never.
 
-        The time is that of no listing, -inf, if the last mount did not end in order.
+        The time is -inf if the last mount did not end in order.
         """
         with self._wake:
             pending = self._pending.get(path)
@@ -125,7 +127,7 @@ class ListingStore:
             self._wake.notify()
 
     def forget(self, path: str) -> None:
-        """The directory and all inside it are gone."""
+        """Delete the listings of a directory and all inside it."""
         with self._wake:
             for key in [key for key in self._pending if key == path or key.startswith(path + "/")]:
                 del self._pending[key]
@@ -137,7 +139,7 @@ class ListingStore:
             with self._wake:
                 while not self._pending and not self._closing:
                     self._wake.wait()
-                self._wake.wait_for(lambda: self._closing, WRITE_EVERY)  # more may come
+                self._wake.wait_for(lambda: self._closing, WRITE_INTERVAL)  # more may come, to be written in one go
                 batch, closing = dict(self._pending), self._closing
             try:
                 self._write(batch)

@@ -15,9 +15,9 @@ from cloudsimfs.errors import NotDirectory, NotFound, ServiceError, Unreachable
 from cloudsimfs.listings import dcache as dcache_module
 from cloudsimfs.listings import store as store_module
 from cloudsimfs.listings.cache import CHANGING_TTL
-from cloudsimfs.listings.dcache import AHEAD, HOLD, STRETCH, DCache
+from cloudsimfs.listings.dcache import CONCURRENT_FETCHES, RENEWAL_HOLD, TTL_STRETCH, DCache
 from cloudsimfs.listings.store import ListingStore
-from cloudsimfs.listings.walks import GAP, LONG_WALK, PAUSE, SLOW, WINDOW, Walks
+from cloudsimfs.listings.walks import ALL_ENTRIES_PAUSE, ALL_ENTRIES_SLOW, FETCH_AHEAD, LONG_WALK, WALK_GAP, Walks
 from cloudsimfs.sandbox import Sandbox
 from cloudsimfs.service import Retry, Timeouts, connect
 from harness import patient, wait_until
@@ -89,7 +89,7 @@ class Rig:
 
 @pytest.fixture(autouse=True)
 def a_busy_machine_is_no_slow_service(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dcache_module, "GRACE", 60.0)
+    monkeypatch.setattr(dcache_module, "RENEWAL_GRACE", 60.0)
 
 
 @pytest.fixture
@@ -171,7 +171,7 @@ def test_the_ttl_stretches_as_the_calls_run_out(rigs: Callable[..., Rig], box: S
     rig.clock.advance(2 * TTL)
     assert rig.calls(lambda: rig.names("d1")) == 0
     assert rig.calls(lambda: rig.names("d2")) > 0
-    rig.clock.advance(STRETCH * TTL)
+    rig.clock.advance(TTL_STRETCH * TTL)
     assert rig.calls(lambda: rig.names("d1")) > 0
 
 
@@ -182,7 +182,7 @@ def test_the_last_listing_serves_when_no_calls_are_left(rigs: Callable[..., Rig]
     before = rig.names("d")
     while rig.client.budget.snapshot().remaining:
         rig.client.list_directory(0, "")
-    rig.clock.advance(2 * STRETCH * TTL)
+    rig.clock.advance(2 * TTL_STRETCH * TTL)
     assert rig.calls(lambda: rig.names("d")) == 0
     assert rig.names("d") == before
     with pytest.raises(ServiceError):
@@ -250,10 +250,10 @@ def test_renewals_behind_slow_ones_are_not_lost(
     rigs: Callable[..., Rig], box: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Renewals that wait for their parent's, which waits in line behind them."""
-    monkeypatch.setattr(dcache_module, "GRACE", 0.05)
-    box.populate({f"{top}/{number}/x": b"x" for top in ("slow", "d") for number in range(AHEAD)})
+    monkeypatch.setattr(dcache_module, "RENEWAL_GRACE", 0.05)
+    box.populate({f"{top}/{number}/x": b"x" for top in ("slow", "d") for number in range(CONCURRENT_FETCHES)})
     rig = rigs(bulk=False)
-    children = [f"{top}/{number}" for top in ("slow", "d") for number in range(AHEAD)]
+    children = [f"{top}/{number}" for top in ("slow", "d") for number in range(CONCURRENT_FETCHES)]
     for path in ("", "slow", "d", *children):
         rig.names(path)
     rig.clock.advance(TTL + 1)
@@ -261,10 +261,10 @@ def test_renewals_behind_slow_ones_are_not_lost(
     rig.names("slow")
     box.calls.reset()
     hang = box.faults.add("list", "hang", path="slow/*")
-    for path in children[:AHEAD]:
+    for path in children[:CONCURRENT_FETCHES]:
         assert rig.names(path) == ["x"]  # the one known, while its renewal hangs
-    assert box.calls.wait(lambda calls: sum(call.subject.startswith("slow/") for call in calls) == AHEAD)
-    for path in [*children[AHEAD:], "d"]:
+    assert box.calls.wait(lambda calls: sum(call.subject.startswith("slow/") for call in calls) == CONCURRENT_FETCHES)
+    for path in [*children[CONCURRENT_FETCHES:], "d"]:
         rig.names(path)
     box.put("d/0/new", b"new")
     box.faults.remove(hang)
@@ -349,7 +349,7 @@ def test_a_failed_listing_removes_no_name(rigs: Callable[..., Rig], box: Sandbox
 
     box.faults.clear()
     if fault != "429":
-        rig.clock.advance(HOLD + 1)
+        rig.clock.advance(RENEWAL_HOLD + 1)
         assert rig.names("d") == ["e"]
         assert rig.names("other") == ["z"]
 
@@ -362,7 +362,7 @@ def test_a_dead_service_is_not_asked_again_and_again(rig: Rig) -> None:
     rig.box.faults.add("list*", "reset")
     assert 0 < rig.calls(lambda: rig.names("d")) <= 2 * QUICK.attempts
     assert rig.calls(lambda: [rig.names(path) for path in ("", "d", "d/e", "other")]) == 0
-    rig.clock.advance(HOLD + 1)
+    rig.clock.advance(RENEWAL_HOLD + 1)
     assert rig.calls(lambda: rig.names("d")) > 0
 
 
@@ -370,7 +370,7 @@ def test_a_slow_answer_is_not_waited_for(
     rigs: Callable[..., Rig], box: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The old listing comes while the new one is still under way, which counts when it lands."""
-    monkeypatch.setattr(dcache_module, "GRACE", 0.05)
+    monkeypatch.setattr(dcache_module, "RENEWAL_GRACE", 0.05)
     box.populate(TREE)
     rig = rigs()
     rig.names("d")
@@ -380,7 +380,7 @@ def test_a_slow_answer_is_not_waited_for(
     rig.names("")
     hang = box.faults.add("list*", "hang", path="?*")
     assert rig.names("d") == ["e", "x"]
-    monkeypatch.setattr(dcache_module, "GRACE", 1000.0)
+    monkeypatch.setattr(dcache_module, "RENEWAL_GRACE", 1000.0)
     assert rig.names("d") == ["e", "x"], "who comes later does not wait again"
     assert rig.names("other") == ["z"], "nor for another directory"
     assert len(rig.dcache._flights) > 0
@@ -430,8 +430,8 @@ def test_listings_of_a_mount_that_crashed_serve_only_while_the_service_cannot_be
     rig: Rig, rigs: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They may show what was removed just before, and what the journal knows no more: a slow answer is waited for."""
-    monkeypatch.setattr(dcache_module, "GRACE", 0.05)
-    monkeypatch.setattr(store_module, "WRITE_EVERY", 0.01)
+    monkeypatch.setattr(dcache_module, "RENEWAL_GRACE", 0.05)
+    monkeypatch.setattr(store_module, "WRITE_INTERVAL", 0.01)
     rig.names("d")
     wait_until(lambda: not rig.store._pending, "the listing is on disk")
     rig.box.remove("d/x")
@@ -443,10 +443,10 @@ def test_listings_of_a_mount_that_crashed_serve_only_while_the_service_cannot_be
 
 
 def test_a_forgotten_directory_is_gone_before_that_is_on_disk(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_module, "WRITE_EVERY", 0.01)
+    monkeypatch.setattr(store_module, "WRITE_INTERVAL", 0.01)
     rig.names("d/e")
     wait_until(lambda: not rig.store._pending, "the listing is on disk")
-    monkeypatch.setattr(store_module, "WRITE_EVERY", 3600.0)
+    monkeypatch.setattr(store_module, "WRITE_INTERVAL", 3600.0)
     assert rig.store.load("d/e") is not None
     rig.store.forget("d")
     assert rig.store.load("d/e") is None
@@ -507,7 +507,7 @@ def test_a_walk_goes_on_without_the_all_entries_call(
     assert len(box.calls.entries("list")) <= 21
     box.faults.clear()
     box.calls.reset()
-    rig.clock.advance(TTL + PAUSE)
+    rig.clock.advance(TTL + ALL_ENTRIES_PAUSE)
     assert walk(rig) == SIZES
     assert (len(box.calls.entries("list-all")) == 0) == for_good
 
@@ -553,8 +553,8 @@ class Walker:
 
 def test_a_walker_is_told_from_a_person() -> None:
     assert Walker().steps_in()
-    assert Walker().steps_in(after=GAP / 2)
-    assert not Walker().steps_in(after=GAP * 1.5)
+    assert Walker().steps_in(after=WALK_GAP / 2)
+    assert not Walker().steps_in(after=WALK_GAP * 1.5)
     assert not Walker().steps_in(siblings=1), "one call either way"
     assert not Walker().walks.wants_everything("", [], paged=False), "the root has nothing above it"
     assert not Walker().walks.wants_everything("top/0", ["top/0", "top/1"], paged=False), (
@@ -566,14 +566,14 @@ def test_everything_is_not_fetched_twice_in_a_short_time() -> None:
     walker = Walker()
     walker.walks.took_everything(0.5, 10)
     assert not walker.steps_in()
-    walker.clock.advance(PAUSE)
+    walker.clock.advance(ALL_ENTRIES_PAUSE)
     assert walker.steps_in()
 
 
 def test_a_slow_all_entries_call_is_for_long_walks() -> None:
     walker = Walker()
-    walker.walks.took_everything(SLOW + 1, 10)
-    walker.clock.advance(PAUSE)
+    walker.walks.took_everything(ALL_ENTRIES_SLOW + 1, 10)
+    walker.clock.advance(ALL_ENTRIES_PAUSE)
     assert not walker.steps_in(siblings=LONG_WALK - 1)
     assert walker.steps_in(siblings=LONG_WALK)
 
@@ -583,7 +583,7 @@ def test_a_failed_all_entries_call(for_good: bool) -> None:
     walker = Walker()
     walker.walks.failed(for_good=for_good)
     assert not walker.steps_in()
-    walker.clock.advance(PAUSE)
+    walker.clock.advance(ALL_ENTRIES_PAUSE)
     assert walker.steps_in() != for_good
     assert bool(walker.walks.ahead("top/0", ["top/0", "top/1"], [])) == for_good
 
@@ -594,10 +594,10 @@ def test_what_is_fetched_ahead() -> None:
     siblings = [f"top/{number}" for number in range(20)]
     assert walker.walks.ahead("top/3", siblings, ["top/3/a"]) == []
     walker.walks.was_read("top")
-    assert walker.walks.ahead("top/3", siblings, ["top/3/a"]) == ["top/3/a", *siblings[4 : 4 + WINDOW - 1]]
+    assert walker.walks.ahead("top/3", siblings, ["top/3/a"]) == ["top/3/a", *siblings[4 : 4 + FETCH_AHEAD - 1]]
     assert walker.walks.ahead("top/19", siblings, []) == []
-    assert len(walker.walks.ahead("top/0", siblings, [f"top/0/{number}" for number in range(50)])) == WINDOW
-    walker.clock.advance(GAP * 1.5)
+    assert len(walker.walks.ahead("top/0", siblings, [f"top/0/{number}" for number in range(50)])) == FETCH_AHEAD
+    walker.clock.advance(WALK_GAP * 1.5)
     assert walker.walks.ahead("top/3", siblings, ["top/3/a"]) == []
 
 
@@ -608,10 +608,10 @@ def test_a_long_walk_stays_a_walk() -> None:
     walker.walks.was_read("top")
     for folder in siblings[:5]:
         for path in (folder, f"{folder}/in"):
-            walker.clock.advance(GAP * 0.6)
+            walker.clock.advance(WALK_GAP * 0.6)
             assert walker.walks.ahead(path, siblings, [f"{folder}/in"]), path
             walker.walks.was_read(path)
-    walker.clock.advance(GAP * 1.5)
+    walker.clock.advance(WALK_GAP * 1.5)
     assert walker.walks.ahead("top/5", siblings, []) == []
 
 
@@ -624,7 +624,7 @@ def test_going_from_folder_to_folder_costs_three_calls(rigs: Callable[..., Rig],
     def stroll() -> None:
         for number in range(10):
             assert rig.names(f"d{number}") == ["e"]
-            rig.clock.advance(GAP * 3)
+            rig.clock.advance(WALK_GAP * 3)
 
     assert rig.calls(stroll) == 3
     assert len(box.calls.entries("list-all")) == 1

@@ -319,7 +319,7 @@ class Machine(RuleBasedStateMachine):
         self.box.faults.clear()
         self.broken = False
         for found in self.open.values():
-            found.until = max(found.until, self.clock.monotonic() + dcache.HOLD + 1)
+            found.until = max(found.until, self.clock.monotonic() + dcache.RENEWAL_HOLD + 1)
 
     @rule(seconds=st.sampled_from([1.0, 3.0, 12.0, 30.0, 50.0]))
     def time_passes(self, seconds: float) -> None:
@@ -334,7 +334,7 @@ class Machine(RuleBasedStateMachine):
             self.heal_listings()
         self.drain()
         for _ in range(2):
-            self.time_passes(LONGEST_LAG + LISTING_TTL + dcache.HOLD)
+            self.time_passes(LONGEST_LAG + LISTING_TTL + dcache.RENEWAL_HOLD)
             found, _ = self.walk()
         stored = self.box.files()
         assert found == {path: len(data) for path, data in stored.items()}
@@ -405,5 +405,5 @@ class Machine(RuleBasedStateMachine):
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("api", ["v1", "v2"])
 def test_random_operations(api: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dcache, "GRACE", 60.0)  # a busy machine is no slow service
+    monkeypatch.setattr(dcache, "RENEWAL_GRACE", 60.0)  # a busy machine is no slow service
     search(Machine, examples=8, steps=30, api=api)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudsimfs.listings.dcache import ANSWER
+from cloudsimfs.listings.dcache import ANSWER_BOUND
 from cloudsimfs.sandbox import Sandbox
 from harness import ROOT, MountFactory, errno_of, patient, wait_until
 from moving import Ahead
@@ -41,7 +41,7 @@ def test_an_unknown_listing_fails_in_time_and_is_there_once_it_has_come(
         wait_until(is_asked, "it is asked for")
         calls = box.calls.api_count()
         assert os.listdir(m.path / "d") == ["x"], "what is known is served"
-        clock.move(ANSWER + 1)
+        clock.move(ANSWER_BOUND + 1)
         assert {each.result(timeout=patient(20)) for each in waiting} == {errno.ETIMEDOUT}
     assert box.calls.api_count() == calls, "all have waited for the same answer"
     box.faults.clear()
@@ -60,7 +60,7 @@ def test_what_is_known_to_be_old_is_served_in_the_end(box: Sandbox, mount: Mount
         waiting = readers.submit(os.listdir, m.path / "d")
         wait_until(is_asked, "it is asked for")
         while not waiting.done():  # one wait for each folder above
-            clock.move(ANSWER + 1)
+            clock.move(ANSWER_BOUND + 1)
             futures.wait([waiting], timeout=0.5)
         assert waiting.result() == ["x"]
     box.faults.clear()
