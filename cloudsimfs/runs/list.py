@@ -44,7 +44,7 @@ RENEWAL_GRACE = 2.0  # seconds a reader waits for a renewal before what is cache
 RENEWAL_HOLD = 5.0  # seconds that what could not be renewed serves before the next call
 TTL_STRETCH = 10.0  # factor applied to the TTL when no calls are left
 LOOKING_SHARE = 0.25  # of the calls left, once more than half are spent, that looking would take until the hour turns
-OLDEST = 600.0  # seconds; how old a list that could be renewed may get because of that
+MAX_LIST_AGE = 600.0  # seconds; how old a list that could be renewed may get because of that
 WHOLE_LIST_TTL = 24 * 3600.0  # seconds between lists of all pages, by which deleted runs are noticed
 CALLERS = 4  # calls at the same time
 
@@ -151,7 +151,7 @@ class RunList:
         stretch = budget.stretch(TTL_STRETCH)
         if stretch == 1.0:
             return False
-        return age < min(OLDEST, max(self._ttl * stretch, budget.pace(LOOKING_SHARE)))
+        return age < min(MAX_LIST_AGE, max(self._ttl * stretch, budget.pace(LOOKING_SHARE)))
 
     # -- one call for everybody --------------------------------------------------------------------------
 

@@ -22,9 +22,9 @@ from cloudsimfs.service import Budget
 
 log = logging.getLogger(__name__)
 
-SHARE = 0.25  # of the calls left, that following would take until the hour turns at the pace of the moment
-GROWTH = 1.3  # each look's distance over the one before, up to that pace
-SHORT_GROWTH = 2.0  # the same once more than half of the calls are spent
+FOLLOWING_SHARE = 0.25  # of the calls left, that following would take until the hour turns at the pace of the moment
+PACE_GROWTH = 1.3  # each look's distance over the one before, up to that pace
+SHORT_PACE_GROWTH = 2.0  # the same once more than half of the calls are spent
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +96,8 @@ class Poller:
         if not asked_at:
             return None
         what = min(asked_at, key=lambda each: asked_at[each])
-        pace = self._budget.pace(SHARE)
-        growth = GROWTH if self._budget.stretch(2.0) == 1.0 else SHORT_GROWTH
+        pace = self._budget.pace(FOLLOWING_SHARE)
+        growth = PACE_GROWTH if self._budget.stretch(2.0) == 1.0 else SHORT_PACE_GROWTH
         with self._lock:
             distance = max(self._ttl / len(asked_at), min(pace, self._ttl * growth ** min(self._looks, 100)))
             return what, with_logs, max(self._looked_at + distance, asked_at[what] + self._ttl)
