@@ -43,7 +43,7 @@ MOST_NS = (1 << 63) - 1  # nanoseconds; the year 2262, beyond which the journal 
 UTIME_NOW, UTIME_OMIT = 0x3FFFFFFF, 0x3FFFFFFE  # utimensat(2); libfuse sends them as nanoseconds of second 0
 RENAME_NOREPLACE = 1  # renameat2(2)
 FALLOC_FL_KEEP_SIZE = 1  # fallocate(2)
-REMEMBERED = 50_000  # paths of which is known what the kernel's pages hold
+MOST_PATHS = 50_000  # paths of which is known what the kernel's pages hold
 REFUSED_PREFIX = ".Trash"  # so that file managers offer a real delete (docs/architecture.md, "Namespace")
 
 
@@ -274,7 +274,7 @@ class Operations(Callbacks):  # type: ignore[misc]  # the fallback binding has n
         with self._lock:
             before = self._pages.pop(path, None)
             self._pages[path] = identity
-            if len(self._pages) > REMEMBERED:
+            if len(self._pages) > MOST_PATHS:
                 del self._pages[next(iter(self._pages))]
         return identity is not None and identity == before
 

@@ -1,9 +1,13 @@
-"""What a mount says of itself: `.cloudsimfs/status`, `status.json` and `pending` (its `metrics`: `metrics`)."""
+"""The state of a mount, for people and for programs: `.cloudsimfs/status`, `status.json` and `pending`.
+
+Threading: none of its own; each part is a snapshot that its owner takes.
+"""
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -36,7 +40,7 @@ class Report:
         self._conflicts = conflicts
 
     def status(self) -> dict[str, object]:
-        """Sizes in bytes, times in seconds."""
+        """The state as values for JSON: sizes in bytes, times in wall seconds."""
         jobs = self._writeback.pending()
         used, limit = self._datacache.usage
         outage = self._client.outage
@@ -59,63 +63,65 @@ class Report:
         }
 
     def _uploads(self, jobs: list[Job]) -> dict[str, float | None]:
-        """What is left of all uploads and what is done, and how long the rest will take (None: not known)."""
+        """Bytes left and sent of all uploads, the rate, and the seconds that the rest will take (None: not known)."""
         left = sum(max(0, job.size - job.sent) for job in jobs)
         rate = self._meter.rate()
         seconds = round(left / rate, 1) if rate else None
         return {"left": left, "rate": round(rate), "seconds": seconds, "sent": self._meter.total}
 
     def _last_error(self) -> dict[str, object] | None:
-        found = self._queue.last_error
-        return None if found is None else {"time": found[0], "text": found[1]}
+        last = self._queue.last_error
+        return None if last is None else {"time": last[0], "text": last[1]}
 
     def status_text(self) -> str:
+        """The same for people, with what needs a decision of theirs."""
+        jobs = self._writeback.pending()
+        lines = [
+            *self._service_lines(jobs),
+            *self._kept_lines(),
+            *self._conflict_lines(),
+            *[f"sending   /{job.path}: {_share(job)}" for job in jobs if job.running and job.sent][:MOST_LINES],
+            *[f"waiting   /{job.path}: {job.error}" for job in jobs if job.error][:MOST_LINES],
+        ]
+        last = self._queue.last_error
+        if last is not None and not any(job.error for job in jobs):
+            lines.append(f"solved    {_hour(last[0])} {last[1]}")
+        return "".join(f"{line}\n" for line in lines)
+
+    def _service_lines(self, jobs: list[Job]) -> Iterator[str]:
         budget = self._client.budget.snapshot()
         used, limit = self._datacache.usage
         outage = self._client.outage
-        jobs = self._writeback.pending()
-        lines = [
-            f"service   {self._config.url}{' (offline: nothing is asked or sent)' if self._config.offline else ''}",
-            f"pending   {_pending(len(jobs), self._uploads(jobs))}",
-            f"cache     {used >> 20} of {limit >> 20} MiB in {self._config.cache_dir}",
-            f"calls     {budget.used} used this hour, {_left(budget)}",
-        ]
+        yield f"service   {self._config.url}{' (offline: nothing is asked or sent)' if self._config.offline else ''}"
         if outage is not None:
-            lines.insert(1, f"no answer since {time.strftime('%H:%M', time.localtime(outage.since))}: {outage.text}")
+            yield f"no answer since {_hour(outage.since)}: {outage.text}"
+        yield f"pending   {_pending(len(jobs), self._uploads(jobs))}"
+        yield f"cache     {used >> 20} of {limit >> 20} MiB in {self._config.cache_dir}"
+        yield f"calls     {budget.used} used this hour, {_left(budget)}"
         if budget.waiting:
-            turns = time.strftime("%H:%M", time.localtime(budget.resets_at))
-            lines.append(f"waiting   {count(budget.waiting, 'call')}, for the hour to turn at {turns}")
+            yield f"waiting   {count(budget.waiting, 'call')}, for the hour to turn at {_hour(budget.resets_at)}"
+
+    def _kept_lines(self) -> Iterator[str]:
+        """The drafts that wait for `cloudsimfs recover`, and the uploads that the service refuses."""
         refused = self._writeback.refused()
-        kept = [
-            each.path
-            for each in self._recovery.drafts()
-            if not any(why.startswith(f"/{each.path}: ") for why in refused)
-        ]
-        lines += [
-            f"kept      /{path}: was open for writing when the daemon died, or replaced by others; "
-            "see `cloudsimfs recover`"
-            for path in kept[:MOST_LINES]
-        ]
-        lines += [
-            f"refused   {reason}; write it again, remove it, or see `cloudsimfs recover`"
-            for reason in refused[:MOST_LINES]
-        ]
-        lines += [
-            f"undeleted /{path} is shown again, since the service does not delete it: {error}"
-            for path, error in list(self._deletes.given_up().items())[:MOST_LINES]
-        ]
-        lines += [
-            f"conflict  /{conflict.path} was changed on the service too; yours is /{conflict.ours}"
-            for conflict in self._conflicts.found()[-MOST_LINES:]
-        ]
-        lines += [f"sending   /{job.path}: {_share(job)}" for job in jobs if job.running and job.sent][:MOST_LINES]
-        lines += [f"waiting   /{job.path}: {job.error}" for job in jobs if job.error][:MOST_LINES]
-        last = self._queue.last_error
-        if last is not None and not any(job.error for job in jobs):
-            lines.append(f"solved    {time.strftime('%H:%M', time.localtime(last[0]))} {last[1]}")
-        return "".join(f"{line}\n" for line in lines)
+        drafts = [draft.path for draft in self._recovery.drafts()]
+        kept = [path for path in drafts if not any(reason.startswith(f"/{path}: ") for reason in refused)]
+        for path in kept[:MOST_LINES]:
+            yield (
+                f"kept      /{path}: was open for writing when the daemon died, or replaced by others; "
+                "see `cloudsimfs recover`"
+            )
+        for reason in refused[:MOST_LINES]:
+            yield f"refused   {reason}; write it again, remove it, or see `cloudsimfs recover`"
+
+    def _conflict_lines(self) -> Iterator[str]:
+        for path, error in list(self._deletes.given_up().items())[:MOST_LINES]:
+            yield f"undeleted /{path} is shown again, since the service does not delete it: {error}"
+        for conflict in self._conflicts.found()[-MOST_LINES:]:
+            yield f"conflict  /{conflict.path} was changed on the service too; yours is /{conflict.ours}"
 
     def pending_text(self) -> str:
+        """A line for each upload and delete that is not on the service yet."""
         return "".join(
             f"{job.kind} {job.sent} {job.size} /{job.path}{f'  ({job.error})' if job.error else ''}\n"
             for job in self._writeback.pending()
@@ -151,6 +157,11 @@ def _left(budget: BudgetState) -> str:
 
 def _share(job: Job) -> str:
     return f"{100 * job.sent // max(1, job.size)} % of {mib(job.size)}"
+
+
+def _hour(moment: float) -> str:
+    """A moment (wall seconds) as local time of day."""
+    return time.strftime("%H:%M", time.localtime(moment))
 
 
 def _duration(seconds: float) -> str:

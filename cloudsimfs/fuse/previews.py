@@ -17,7 +17,7 @@ import os
 
 from cloudsimfs.service.budget import BudgetState
 
-SPARE = 0.8  # share of the hour's calls that previews leave to others
+SPARE_SHARE = 0.8  # share of the hour's calls that previews leave to others
 NICEST = 19  # nice(2)
 PATH_MAX = 4096  # bytes
 
@@ -42,4 +42,4 @@ def _is_previewer(thread: int) -> bool:
 
 def is_spare(state: BudgetState) -> bool:
     """Whether a preview may make a call."""
-    return not state.limit or state.remaining is None or state.remaining >= SPARE * state.limit
+    return not state.limit or state.remaining is None or state.remaining >= SPARE_SHARE * state.limit
