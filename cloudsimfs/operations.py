@@ -1,4 +1,4 @@
-"""FUSE callbacks: path to inode, fh to handle, error to errno. `kernel` has the binding.
+"""FUSE callbacks: path to inode, fh to handle, error to errno. Read me first; `fuse.binding` has the binding.
 
 Threading: libfuse calls from many threads at once. Nothing leaves a callback but a result or an OSError with an
 errno: the binding turns anything else into EINVAL.
@@ -6,18 +6,14 @@ errno: the binding turns anything else into EINVAL.
 
 from __future__ import annotations
 
-import errno
-import functools
-import logging
 import os
 import stat
-import threading
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 from cloudsimfs import paths
 from cloudsimfs.control.files import ControlFiles, is_control, is_control_handle
-from cloudsimfs.errors import CloudsimfsError, Invalid, NotPermitted, NotSupported
+from cloudsimfs.errors import Invalid, NotPermitted, NotSupported
 from cloudsimfs.fuse.binding import (
     BLOCK_SIZE,
     Callbacks,
@@ -25,8 +21,8 @@ from cloudsimfs.fuse.binding import (
     configure,
     interrupted,
     path_invalidator,
-    stay_attached,
 )
+from cloudsimfs.fuse.callback import callback
 from cloudsimfs.fuse.pagecache import KernelCache
 from cloudsimfs.fuse.previews import is_preview
 from cloudsimfs.handletable import HandleTable
@@ -34,41 +30,13 @@ from cloudsimfs.inode import ST_BLOCK, Attr
 from cloudsimfs.vfs.attrs import path_ino
 from cloudsimfs.vfs.filesystem import FileSystem
 
-log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 # name, file type, inode number, and the attributes if they are at hand
 Dirent = tuple[str, int, int, Attr | None]
 MOST_NS = (1 << 63) - 1  # nanoseconds; the year 2262, beyond which the journal cannot keep a time
 UTIME_NOW, UTIME_OMIT = 0x3FFFFFFF, 0x3FFFFFFE  # utimensat(2); libfuse sends them as nanoseconds of second 0
 RENAME_NOREPLACE = 1  # renameat2(2)
 FALLOC_FL_KEEP_SIZE = 1  # fallocate(2)
-MOST_PATHS = 50_000  # paths of which is known what the kernel's pages hold
 REFUSED_PREFIX = ".Trash"  # so that file managers offer a real delete (docs/architecture.md, "Namespace")
-
-
-def callback(function: Callable[..., T]) -> Callable[..., T]:
-    """Translate every failure to an OSError with the errno its class names; the rest is EIO, with a traceback."""
-
-    @functools.wraps(function)
-    def translated(self: Operations, *args: Any) -> T:
-        stay_attached()
-        try:
-            return function(self, *args)
-        except CloudsimfsError as error:
-            level = logging.DEBUG if error.errno in (errno.ENOENT, errno.EEXIST) else logging.INFO
-            log.log(level, "%s %s: %s: %s", function.__name__, args[:1], type(error).__name__, error)
-            raise OSError(error.errno, os.strerror(error.errno)) from error
-        except OSError as error:
-            if error.errno is None:
-                log.exception("%s %s: unexpected", function.__name__, args[:1])
-                raise OSError(errno.EIO, os.strerror(errno.EIO)) from error
-            raise
-        except Exception as error:  # a bug must cost one call, not the mount
-            log.exception("%s %s: unexpected", function.__name__, args[:1])
-            raise OSError(errno.EIO, os.strerror(errno.EIO)) from error
-
-    return translated
 
 
 class Operations(Callbacks):  # type: ignore[misc]  # the fallback binding has no types
@@ -84,8 +52,8 @@ class Operations(Callbacks):  # type: ignore[misc]  # the fallback binding has n
         on_init: Callable[[], None],
         on_destroy: Callable[[], None],
     ) -> None:
-        """`timeout` is seconds for which the kernel may answer by itself; the last two run when the kernel mounts and
-        unmounts.
+        """`timeout` is seconds for which the kernel may answer by itself. `on_init` and `on_destroy` run when the kernel
+        mounts and unmounts.
         """
         self._filesystem = filesystem
         self._tree = filesystem.tree
@@ -94,9 +62,6 @@ class Operations(Callbacks):  # type: ignore[misc]  # the fallback binding has n
         self._kernel_cache = kernel_cache
         self._timeout = timeout
         self._directories = HandleTable[list[Dirent]]()  # what an open directory held when it was read
-        self._lock = threading.Lock()  # protects _pages; a leaf
-        # What the kernel's pages of a path were filled from at its last open (`Handles.identity`); guarded by _lock.
-        self._pages: dict[str, int | None] = {}
         self._on_init = on_init
         self._on_destroy = on_destroy
 
@@ -141,7 +106,7 @@ class Operations(Callbacks):  # type: ignore[misc]  # the fallback binding has n
 
     @callback
     def entries(self, path: str, fh: int, offset: int) -> list[Dirent]:
-        """All of a directory, as it was when the handle was last at the beginning: an offset is an index."""
+        """All entries, as they were when this handle was last read from the beginning: an offset is an index."""
         if offset == 0:
             entries = self._entries(path)
             self._directories.replace(fh, self._directories.get(fh), entries)
@@ -151,15 +116,15 @@ class Operations(Callbacks):  # type: ignore[misc]  # the fallback binding has n
     def _entries(self, path: str) -> list[Dirent]:
         path = paths.from_kernel(path)
         folder = stat.S_IFDIR
-        found: list[Dirent] = [
+        entries: list[Dirent] = [
             (".", folder, path_ino(path), None),
             ("..", folder, path_ino(paths.parent(path)), None),
         ]
         if is_control(path):
-            found += [(name, mode, ino, None) for name, mode, ino in self._control.readdir(path)]
+            entries += [(name, mode, ino, None) for name, mode, ino in self._control.readdir(path)]
         else:
-            found += [(name, attr.mode, attr.ino, attr) for name, attr in self._tree.readdir(path)]
-        return found
+            entries += [(name, attr.mode, attr.ino, attr) for name, attr in self._tree.readdir(path)]
+        return entries
 
     @callback
     def readlink(self, path: str) -> str:
@@ -175,8 +140,8 @@ class Operations(Callbacks):  # type: ignore[misc]  # the fallback binding has n
 
     @callback
     def chown(self, path: str, uid: int, gid: int) -> int:
-        given = {"uid": uid, "gid": gid}
-        self._tree.set_attr(_stored_path(path), **{name: value for name, value in given.items() if value != -1})
+        owner = {"uid": uid, "gid": gid}
+        self._tree.set_attr(_stored_path(path), **{name: value for name, value in owner.items() if value != -1})
         return 0
 
     @callback
@@ -185,11 +150,11 @@ class Operations(Callbacks):  # type: ignore[misc]  # the fallback binding has n
         if is_control(path):
             return 0  # `touch` of a control file does nothing
         now = self._tree.now_ns()
-        given: dict[str, int] = {}
+        changed: dict[str, int] = {}
         for name, value in zip(("atime_ns", "mtime_ns"), times or (UTIME_NOW, UTIME_NOW), strict=True):
             if value != UTIME_OMIT:
-                given[name] = now if value == UTIME_NOW else max(-MOST_NS, min(value, MOST_NS))
-        self._tree.set_attr(path, **given)
+                changed[name] = now if value == UTIME_NOW else max(-MOST_NS, min(value, MOST_NS))
+        self._tree.set_attr(path, **changed)
         return 0
 
     @callback
@@ -257,7 +222,7 @@ class Operations(Callbacks):  # type: ignore[misc]  # the fallback binding has n
             fi.fh = self._handles.open(path, fi.flags, is_preview=lambda: is_preview(fi.flags, caller()))
             # the kernel has one page cache per path: an older version's pages must not get into this handle
             fi.direct_io = int(self._handles.is_mixed(fi.fh))
-            fi.keep_cache = int(self._pages_hold(path, self._handles.identity(fi.fh)))
+            fi.keep_cache = int(self._kernel_cache.fill(path, self._handles.identity(fi.fh)))
         # wait until the kernel has dropped the stale size: fstat(2) and read(2) use it
         self._kernel_cache.settle(path)
         return 0
@@ -266,21 +231,12 @@ class Operations(Callbacks):  # type: ignore[misc]  # the fallback binding has n
     def create(self, path: str, mode: int, fi: Any) -> int:
         path = _new_path(path)
         fi.fh = self._handles.create(path, mode & 0o7777, fi.flags)
-        self._pages_hold(path, self._handles.identity(fi.fh))
+        self._kernel_cache.fill(path, self._handles.identity(fi.fh))
         return 0
-
-    def _pages_hold(self, path: str, identity: int | None) -> bool:
-        """Whether the kernel's pages are those of this content; from this open on they are."""
-        with self._lock:
-            before = self._pages.pop(path, None)
-            self._pages[path] = identity
-            if len(self._pages) > MOST_PATHS:
-                del self._pages[next(iter(self._pages))]
-        return identity is not None and identity == before
 
     @callback
     def read(self, _path: str, buffer: memoryview, offset: int, fi: Any) -> int:
-        """Into `buffer`, which is libfuse's own; how many bytes."""
+        """Read into `buffer`, which is libfuse's own. Return how many bytes."""
         if not is_control_handle(fi.fh):
             return self._handles.read(fi.fh, buffer, offset, interrupted)
         data = self._control.read(fi.fh, len(buffer), offset)
@@ -339,7 +295,7 @@ class Operations(Callbacks):  # type: ignore[misc]  # the fallback binding has n
 
 
 def _stored_path(path: str) -> str:
-    """The path of something that may be changed or removed. Raises NotPermitted for virtual files."""
+    """The path of a file or folder that may be changed or removed. Raises NotPermitted for virtual ones."""
     path = paths.from_kernel(path)
     if is_control(path):
         raise NotPermitted(f"/{path} belongs to the mount")
@@ -347,7 +303,7 @@ def _stored_path(path: str) -> str:
 
 
 def _new_path(path: str) -> str:
-    """The same for a name to be made."""
+    """The same for one that is to be created or renamed to."""
     path = _stored_path(path)
     if paths.name(path).startswith(REFUSED_PREFIX):
         raise NotPermitted("there is no trash here: deleted is deleted")

@@ -24,19 +24,19 @@ except ImportError:
 
 Callbacks: Any = binding.Operations  # what `operations` derives from
 READDIR_PLUS, FILL_DIR_PLUS = 1, 2  # fuse.h: enum fuse_readdir_flags, enum fuse_fill_dir_flags
-NEGATIVE_TIMEOUT = 1.0  # seconds; a cached "no such file" cannot be taken back from here (libfuse's fuse.h)
+NEGATIVE_TIMEOUT = 1.0  # seconds; a cached "no such file" cannot be invalidated from here (libfuse's fuse.h)
 THREADS = 64  # callbacks at the same time
-READERS = 40  # of those, the most that the kernel's page cache may have waiting for data
-ASYNC_DIO = 1 << 15  # fuse_common.h: with it, who waits for an O_DIRECT read cannot be interrupted
+READERS = 40  # of those, at most, serve reads of the kernel's page cache
+ASYNC_DIO = 1 << 15  # fuse_common.h: with it, a program that waits for an O_DIRECT read cannot be interrupted
 INTERRUPT = signal.SIGURG  # what libfuse sends the thread of an interrupted call; nothing else here uses it
 BLOCK_SIZE = 1 << 20  # bytes; what programs like `cp` read at a time
 
 
 def stay_attached() -> None:
-    """Keep this thread of libfuse's known to Python from the first callback on.
+    """Let this thread of libfuse's keep its Python thread state from the first callback on.
 
-    Else Python makes a thread state, with memory of its own from the kernel, for each callback anew: that costs as
-    much as a whole read. Before libfuse 3.12 threads come and go, and each would leave its state behind.
+    Otherwise Python makes a thread state, with memory from the kernel, for each callback: that costs as much as a
+    whole read. Before libfuse 3.12 threads come and go, and each would leave its state behind.
     """
     if not hasattr(_thread, "attached"):
         _thread.attached = True
@@ -48,9 +48,9 @@ _thread = threading.local()
 
 
 def interrupted() -> bool:
-    """Whether the caller of this thread's callback was sent a signal and waits no longer (fuse.h).
+    """Whether the caller of this thread's callback was sent a signal, and waits no longer (fuse.h).
 
-    A thread that serves no callback must not ask libfuse: it has no request to look at.
+    Only a thread that serves a callback may ask libfuse: the others have no request.
     """
     return hasattr(_thread, "attached") and bool(_ask_interrupted())
 
@@ -64,12 +64,15 @@ _ask_interrupted: Callable[[], int] = getattr(getattr(binding, "_libfuse", None)
 
 
 def configure(conn: Any, config: Any, *, timeout: float) -> None:
-    """Say to libfuse 3 what the kernel may do; `timeout` is seconds for which it may answer by itself."""
+    """Tell libfuse 3 what the kernel may do; `timeout` is seconds for which it may answer by itself."""
     if config is not None:
         config.attr_timeout = config.entry_timeout = timeout
         config.negative_timeout = min(timeout, NEGATIVE_TIMEOUT)
         config.use_ino = 1
-        config.intr, config.intr_signal = 1, INTERRUPT  # else libfuse 3.17 tells the kernel to interrupt nobody
+        config.intr, config.intr_signal = (
+            1,
+            INTERRUPT,
+        )  # else libfuse 3.17 has the kernel interrupt no call
     if conn is not None:
         conn.max_background = READERS
         conn.want &= ~ASYNC_DIO
@@ -107,8 +110,8 @@ def _fill(status: Any, attr: Attr) -> None:
 
 
 class _Fuse(binding.FUSE):  # type: ignore[misc]  # the fallback binding has no types
-    """The binding with four of its holes mended: reads without copies, and of libfuse 3 rename's flags, truncate's
-    handle and readdirplus.
+    """The binding, with four things that it lacks: reads without copies, and, of libfuse 3, rename's flags,
+    truncate's handle and readdirplus.
     """
 
     def read(self, path: bytes, buffer: Any, size: int, offset: int, fip: Any) -> int:
@@ -116,9 +119,9 @@ class _Fuse(binding.FUSE):  # type: ignore[misc]  # the fallback binding has no 
         return int(self.operations.read(self._text(path), memoryview(memory).cast("B"), offset, fip.contents))
 
     def readdir_fuse_3(self, path: bytes, buffer: Any, filler: Any, offset: int, fip: Any, flags: int) -> int:
-        """With readdirplus the kernel gets the attributes along with the names, and need not ask for them.
+        """With readdirplus the kernel gets the attributes along with the names, and makes no call for them.
 
-        libfuse passes them on only if each entry comes with the offset of the next.
+        libfuse passes them on only if each entry has the offset of the next one.
         """
         status = binding.c_stat()
         plus = FILL_DIR_PLUS if flags & READDIR_PLUS else 0
@@ -146,9 +149,9 @@ class _Fuse(binding.FUSE):  # type: ignore[misc]  # the fallback binding has no 
 
 def serve(operations: Any, mountpoint: str, *, options: dict[str, str | bool]) -> None:
     """Mount and serve until unmounted, in this thread. Raises RuntimeError if libfuse refuses."""
-    signal.signal(INTERRUPT, signal.SIG_IGN)  # waits look at `interrupted`: no system call has to break off for it
+    signal.signal(INTERRUPT, signal.SIG_IGN)  # waits poll `interrupted`: no system call needs to be broken off
     if library_version() >= (3, 12):
-        # all of them stay; libfuse's own value for that is one that libfuse 3.14 complains of
+        # no thread ends; libfuse's own value for that makes libfuse 3.14 complain
         options = {**options, "max_threads": str(THREADS), "max_idle_threads": str(THREADS)}
     _Fuse(operations, mountpoint, raw_fi=True, encoding="utf-8", foreground=True, **options)
 
@@ -158,7 +161,7 @@ def binding_name() -> str:
 
 
 def library_version() -> tuple[int, int]:
-    """Of the libfuse in use."""
+    """The version (major, minor) of the libfuse in use."""
     return (
         int(getattr(binding, "fuse_version_major", 2)),
         int(getattr(binding, "fuse_version_minor", 9)),

@@ -1,8 +1,8 @@
-"""The kernel's cache: dropping the attributes and pages that have changed on the service.
+"""The kernel's cache: dropping what has changed on the service, and knowing which content its pages are from.
 
 Dropping a page may wait for a callback that is reading it. So a thread of this module does it, with no lock held.
 
-Threading: any thread may call. `_changed` is a leaf.
+Threading: any thread may call. `_changed` and `_lock` are leaves.
 """
 
 from __future__ import annotations
@@ -12,17 +12,20 @@ from collections.abc import Callable, Iterable
 
 from cloudsimfs import paths
 
+MOST_PATHS = 50_000  # whose pages' content is remembered
 SETTLE_BOUND = 2.0  # seconds an open(2) waits at most until the kernel has dropped what is stale
 
 
 class KernelCache:
-    """Does nothing until it is started, and where libfuse cannot invalidate."""
+    """Invalidates nothing until it is started, nor where libfuse cannot invalidate."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()  # protects the three below
         self._stale: set[str] = set()  # paths that the kernel has not dropped yet
         self._dropping: str | None = None  # the path that it is dropping now
         self._running = False
+        self._lock = threading.Lock()  # protects _pages
+        self._pages: dict[str, int | None] = {}  # the content that a path's pages were filled from at its last open
 
     def start(self, drop: Callable[[str], None] | None) -> None:
         """`drop` makes the kernel drop a path, and may block; None if there is no such call."""
@@ -50,6 +53,15 @@ class KernelCache:
     def listing_changed(self, directory: str, names: set[str]) -> None:
         """A new listing of the directory differs from the last one in these names."""
         self.invalidate_all([directory, *(paths.join(directory, name) for name in names)])
+
+    def fill(self, path: str, identity: int | None) -> bool:
+        """An open fills the path's pages from this content (`Handles.identity`). Whether they are from it already."""
+        with self._lock:
+            before = self._pages.pop(path, None)
+            self._pages[path] = identity
+            if len(self._pages) > MOST_PATHS:
+                del self._pages[next(iter(self._pages))]
+        return identity is not None and identity == before
 
     def settle(self, path: str | None = None) -> None:
         """Wait until the kernel has dropped `path`, or all that is stale; at most SETTLE_BOUND: reads may be slow.
