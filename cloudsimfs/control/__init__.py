@@ -1,5 +1,5 @@
-"""The virtual folders in the mount's root: `.simulations/` and `.cloudsimfs/`, and what they say of the mount.
+"""The virtual folders in the mount's root: the files of `.simulations/` and `.cloudsimfs/`, and what they do.
 
 Called by `operations`, and by commands that need the files of `.simulations/` without a mount.
-Locks: `Control._lock` (open virtual files) and `Simulations._lock` are leaves.
+Locks: `Simulations._lock`, and that of the open virtual files (`handletable`), are leaves.
 """

@@ -1,4 +1,4 @@
-"""`.cloudsimfs/metrics`: what `status.json` says as numbers, in Prometheus' text format (version 0.0.4)."""
+"""`.cloudsimfs/metrics`: the numbers of `status.json`, in Prometheus' text format (version 0.0.4)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def prometheus(status: dict[str, Any]) -> str:
-    """The text for what `Report.status` returns; what is not known is left out."""
+    """The text for the values of `Report.status`; unknown values are left out."""
     lines = []
     for name, meaning, value in _samples(status):
         if value is not None:
@@ -18,7 +18,7 @@ def prometheus(status: dict[str, Any]) -> str:
 
 
 def _samples(status: dict[str, Any]) -> Iterator[tuple[str, str, float | None]]:
-    """Name, what it is, and its value: in bytes or seconds, times as Unix has them."""
+    """Name, meaning and value: sizes in bytes, times in seconds since the epoch."""
     pending, uploads, cache, budget = (status[part] for part in ("pending", "uploads", "cache", "budget"))
     failing = sum(bool(job["error"]) for job in pending)
     yield "pending_operations", "Uploads and deletes that are not on the service yet.", len(pending)

@@ -1,7 +1,7 @@
 """`.simulations/`: the table of its files, folders and links (docs/architecture.md, "Runs as files").
 
-Reading costs no call while the cached state is fresh, only writes act. Names and values from the service are hostile:
-a name that cannot be one is left out, and a value is shown on one line.
+Reading costs no call while the cached state is fresh; only writes act. Names and values from the service are hostile:
+a name that is not fit for a file is left out, and a value is shown on one line.
 
 Threading: called by FUSE callbacks on many threads; `_lock` protects the last error and the last launch, a leaf.
 """
@@ -56,7 +56,7 @@ A launch first waits until all files below its folder are stored, and returns wh
 
 
 class Simulations:
-    """`changed` is told the paths, below the mount, whose contents a command has changed."""
+    """`changed` is called with the paths, below the mount, of the files whose contents a command has changed."""
 
     def __init__(
         self,
@@ -116,17 +116,17 @@ class Simulations:
         try:
             return self._runs.get(run_id)
         except NotFound as error:
-            self.failed(error)  # of `echo soft > .simulations/99/stop` nothing else arrives here
+            self.failed(error)  # `echo soft > .simulations/99/stop` fails here, before any open(2)
             raise
 
     def failed(self, error: CloudsimfsError) -> None:
-        """Keep the sentence of a failure."""
+        """Show why a command failed in `.simulations/error`."""
         with self._lock:
             self._error = redact(f"{_one_line(str(error))}\n")
         self._changed([f"{SIMULATIONS}/error", f"{SIMULATIONS}/budget"])
 
     def succeeded(self) -> None:
-        """A command was carried out."""
+        """A command was carried out: clear the error."""
         with self._lock:
             self._error = ""
         self._poller.hurry()
@@ -145,7 +145,7 @@ class Simulations:
         return sorted(self._runs.all().values(), key=lambda run: -run.id)
 
     def _option(self, name: str) -> File:
-        """Looking at it, as tree walkers do, costs no call: its size is 0 until it was read."""
+        """stat(2), as tree walkers call it, costs no API call: the size is 0 until the file was read."""
 
         def lines(values: Iterable[str]) -> bytes:
             return "".join(f"{value}\n" for value in values).encode("utf-8", "replace")
@@ -172,7 +172,8 @@ class Simulations:
     def _latest(self, path: str) -> Node:
         """Links to the newest run of each folder, in folders as in the storage.
 
-        Where there are runs in a folder and below it, one name is both: a folder with the run's files and the names .
+        If there are runs both in a folder and below it, its name is a folder that holds the run's files, as links,
+        and the folders below.
         """
         newest = self._newest_by_folder()
         inner = f"{path}/" if path else ""
@@ -189,10 +190,10 @@ class Simulations:
         raise NotFound(f"/{SIMULATIONS}/latest/{path}: no run in a folder of that name")
 
     def _newest_by_folder(self) -> dict[str, Simulation]:
-        """Worked out once for each list: a listing of `latest/` asks for every name."""
+        """Computed once for each list of runs: a listing of `latest/` needs it for every name."""
         runs = self._runs.all()
-        seen, newest = self._newest
-        if seen is not runs:
+        computed_for, newest = self._newest
+        if computed_for is not runs:
             newest = {run.folder: run for _, run in sorted(runs.items()) if _is_safe_path(run.folder)}
             self._newest = (runs, newest)
         return newest
@@ -214,10 +215,10 @@ class Simulations:
 
     def _run_table(self, run: Simulation) -> dict[str, Node]:
         runs = self._runs
-        values = {name: value for name, value in _told(run).items() if name != "id"}
+        values = {name: value for name, value in _values(run).items() if name != "id"}
 
         def value(name: str) -> File:
-            return text(lambda: f"{_one_line(str(_told(runs.get(run.id))[name]))}\n")
+            return text(lambda: f"{_one_line(str(_values(runs.get(run.id))[name]))}\n")
 
         def status(run: Simulation | None) -> bytes:
             return b"" if run is None else f"{run.status_name}\n".encode()
@@ -251,7 +252,7 @@ class Simulations:
 
 
 def run_paths(run_ids: Iterable[int]) -> list[str]:
-    """The paths whose contents change with the state of these runs."""
+    """The paths of the virtual files whose contents change with these runs."""
     of_all = ("runs", "runs.json", "budget", "latest")
     of_each = ("", "status", "started", "ended", "info.json", "log", "images")
     names = [*of_all, *(f"{run_id}/{name}".rstrip("/") for run_id in run_ids for name in of_each)]
@@ -262,8 +263,8 @@ def _is_safe_path(path: str) -> bool:
     return all(map(paths.is_safe_name, path.split("/")))
 
 
-def _told(run: Simulation) -> dict[str, object]:
-    """A run's values by the names of their files."""
+def _values(run: Simulation) -> dict[str, object]:
+    """A run's values, by the names of the files that show them."""
     return {
         "id": run.id,
         "status": run.status_name,
@@ -279,16 +280,16 @@ def _told(run: Simulation) -> dict[str, object]:
 
 def _info(run: Simulation) -> dict[str, object]:
     """Every field as the service sent it, and the names it has here."""
-    return {**_told(run), **run.raw, "status_name": run.status_name}
+    return {**_values(run), **run.raw, "status_name": run.status_name}
 
 
 def _row(run: Simulation) -> str:
-    """One run as a line of words: times as in ISO 8601, other white space escaped as in fstab(5)."""
+    """A run as a line of words: times as in ISO 8601, other white space escaped as in fstab(5)."""
     times = (run.started.replace(" ", "T"), run.ended.replace(" ", "T"))
     fields = (run.id, run.status_name, run.script, run.cpu, run.ram, run.folder, *times)
     return " ".join(_one_line(str(field)).replace(" ", r"\040") or "-" for field in fields) + "\n"
 
 
 def _one_line(value: str) -> str:
-    """Nothing that would end the line, or that a terminal would obey."""
-    return "".join(each if each.isprintable() else "?" for each in value)
+    """The value without characters that would end the line, or that a terminal would obey."""
+    return "".join(character if character.isprintable() else "?" for character in value)

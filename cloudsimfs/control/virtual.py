@@ -1,4 +1,4 @@
-"""What virtual folders are made of: files with a reader and maybe a command, folders, links. Pure values."""
+"""The nodes of virtual folders: files with a reader, a command or both, folders, and links. Pure values."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Simulation runs: the list, logs and images, launching, and what a run can be told.
+"""Simulation runs: the list, logs and images, launching, and commands to a run.
 
-Called by `control`, for a mount or for a command without one; knows no file but through two small protocols.
-Locks: `Runs._lock` and the other `_lock`s are leaves; no call is made under one.
+Called by `control`, for a mount or for a command without one. It reaches files through two small protocols only
+(`launch.Storage`, `list.Watcher`). `account` builds all of it.
+Locks: `RunList._lock`, then that of the log cache; the other `_lock`s are leaves. No call is made under one.
 """

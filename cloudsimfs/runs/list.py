@@ -43,8 +43,8 @@ LIST = 0  # the key of a call for the list; a run's id is that of a call for the
 RENEWAL_GRACE = 2.0  # seconds a reader waits for a renewal before what is cached is served
 RENEWAL_HOLD = 5.0  # seconds that what could not be renewed serves before the next call
 TTL_STRETCH = 10.0  # factor applied to the TTL when no calls are left
-LOOKING_SHARE = 0.25  # of the calls left, once more than half are spent, that looking would take until the hour turns
-MAX_LIST_AGE = 600.0  # seconds; how old a list that could be renewed may get because of that
+LOOKING_SHARE = 0.25  # of the calls left, which looking may spend until the hour turns, once half are spent
+MAX_LIST_AGE = 600.0  # seconds; the oldest list that is served to save calls
 WHOLE_LIST_TTL = 24 * 3600.0  # seconds between lists of all pages, by which deleted runs are noticed
 CALLERS = 4  # calls at the same time
 

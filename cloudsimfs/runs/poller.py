@@ -1,8 +1,8 @@
-"""Keeps up to date what is followed: the log that `tail -f` has open, the state `cloudsimfs wait` has open.
+"""Keeps the open files of runs up to date: the log that `tail -f` follows, the status that `cloudsimfs wait` follows.
 
-One poller for all. It makes one call at a time, for what was asked for the longest ago; a list serves everybody. The
-time between calls is the runs' TTL at first and grows towards a pace at which the hour's calls last. While nothing is
-followed, or only runs that have ended, there are no calls.
+There is one poller. It makes one call at a time, for what was fetched the longest ago; a list serves all followers.
+The time between calls is the runs' TTL at first, and grows towards a pace at which the hour's calls last. While
+nothing is followed, or only runs that have ended, it makes no calls.
 
 Threading: a thread of its own, from the first follower on. `_lock` is a leaf and never held during a call.
 """
@@ -22,21 +22,21 @@ from cloudsimfs.service import Budget
 
 log = logging.getLogger(__name__)
 
-FOLLOWING_SHARE = 0.25  # of the calls left, that following would take until the hour turns at the pace of the moment
-PACE_GROWTH = 1.3  # each look's distance over the one before, up to that pace
-SHORT_PACE_GROWTH = 2.0  # the same once more than half of the calls are spent
+FOLLOWING_SHARE = 0.25  # of the calls left, which following may spend until the hour turns
+PACE_GROWTH = 1.3  # factor from one pause between calls to the next, up to that pace
+SHORT_PACE_GROWTH = 2.0  # the same, once more than half of the calls are spent
 
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """What an open handle wants to be kept up to date: a run's state, or its log too."""
+    """What an open file shows: a run's status, or its log."""
 
     run_id: int
     log: bool
 
 
 class Poller:
-    """`ttl` in seconds: the least time between two looks at the same thing."""
+    """`ttl` in seconds: the least time between two calls for the same thing."""
 
     def __init__(self, runs: RunList, budget: Budget, *, ttl: float, clock: Clock) -> None:
         self._runs = runs
@@ -46,15 +46,15 @@ class Poller:
         self._woken = threading.Event()
         self._lock = threading.Lock()
         self._followed: Counter[Followed] = Counter()  # guarded by _lock, as all below
-        self._looks = 0  # since the first follower came or a command was given
-        self._looked_at = float("-inf")  # monotonic seconds
+        self._calls = 0  # since the first follower came or a command was given
+        self._called_at = float("-inf")  # monotonic seconds
         self._thread: threading.Thread | None = None
         self._closed = False
 
     def follow(self, what: Followed) -> None:
         with self._lock:
             if not self._followed:
-                self._looks = 0
+                self._calls = 0
             self._followed[what] += 1
             if self._thread is None and not self._closed:
                 self._thread = threading.Thread(target=self._work, name="poller", daemon=True)
@@ -66,9 +66,9 @@ class Poller:
             self._followed -= Counter([what])
 
     def hurry(self) -> None:
-        """A command was given: something is about to happen."""
+        """A command was given: poll at the quickest pace again, as the run is about to change."""
         with self._lock:
-            self._looks = 0
+            self._calls = 0
         self._woken.set()
 
     def close(self) -> None:
@@ -88,22 +88,22 @@ class Poller:
             if pause > 0:
                 self._clock.wait(self._woken, pause)
             else:
-                self._look(what, with_logs)
+                self._fetch(what, with_logs)
 
     def _due(self) -> tuple[int, bool, float] | None:
-        """What to look at next, whether with all logs, and when (monotonic); None: nothing."""
-        asked_at, with_logs = self._wanted()
-        if not asked_at:
+        """What to fetch next (LIST or a run), whether with all logs, and when (monotonic seconds); None: nothing."""
+        fetched_at, with_logs = self._wanted()
+        if not fetched_at:
             return None
-        what = min(asked_at, key=lambda each: asked_at[each])
+        what = min(fetched_at, key=lambda key: fetched_at[key])
         pace = self._budget.pace(FOLLOWING_SHARE)
         growth = PACE_GROWTH if self._budget.stretch(2.0) == 1.0 else SHORT_PACE_GROWTH
         with self._lock:
-            distance = max(self._ttl / len(asked_at), min(pace, self._ttl * growth ** min(self._looks, 100)))
-            return what, with_logs, max(self._looked_at + distance, asked_at[what] + self._ttl)
+            pause = max(self._ttl / len(fetched_at), min(pace, self._ttl * growth ** min(self._calls, 100)))
+            return what, with_logs, max(self._called_at + pause, fetched_at[what] + self._ttl)
 
     def _wanted(self) -> tuple[dict[int, float], bool]:
-        """What is followed and may change (the list, or runs), when it was asked for; whether lists bring logs."""
+        """When each thing that must be kept up to date was last fetched; and whether lists are to bring all logs."""
         with self._lock:
             followed = list(self._followed)
         runs = self._runs.cached() or {}
@@ -118,16 +118,16 @@ class Poller:
             return ({LIST: self._runs.fetched_at} if logs or active else {}), bool(logs)
         return ({LIST: self._runs.fetched_at, **logs} if active - logs.keys() else logs), False
 
-    def _look(self, what: int, with_logs: bool) -> None:
+    def _fetch(self, what: int, with_logs: bool) -> None:
         with self._lock:
-            self._looks += 1
-            self._looked_at = self._clock.monotonic()
+            self._calls += 1
+            self._called_at = self._clock.monotonic()
         try:
             if what == LIST:
                 self._runs.fetch(logs=with_logs)
             else:
                 self._runs.fetch_run(what)
         except CloudsimfsError as error:
-            log.info("what is followed could not be renewed: %s", error)
-        except Exception:  # a bug must not end the following of all others
+            log.info("an open status or log could not be renewed: %s", error)
+        except Exception:  # a bug must not stop the poller for all followers
             log.exception("unexpected")

@@ -22,12 +22,12 @@ log = logging.getLogger(__name__)
 
 BLOB_SPACE = 256 << 20  # bytes of logs and images; those unread for the longest time go first
 PRIVATE = ("vnc_url",)  # personal: neither shown nor stored (docs/service.md)
-OWN_FILES = ("output", "logs")  # of a run, shown as files of their own
+OWN_FILES = ("output", "logs")  # fields that are shown as files of their own
 _FIELDS = [field.name for field in fields(Simulation) if field.name != "output"]
 
 
 class RunStore:
-    """Below `directory`, which is made when something is saved."""
+    """Files below `directory`, which is created when the first one is saved."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -108,7 +108,7 @@ class RunStore:
             make_private(self._directory)
             replace_file(self._directory / name, data)
         except OSError as error:
-            log.info("%s: not kept: %s", name, error)
+            log.info("%s: not saved: %s", name, error)
 
 
 def _simulation(values: dict[str, Any]) -> Simulation:
