@@ -1,6 +1,6 @@
 """Time as a parameter: the real clock, and one that a test moves by hand.
 
-Thread-safe. Never read `time` elsewhere where a test has to move it past a TTL, a retry or an hour.
+Thread-safe. Code whose tests have to pass a TTL, a retry or an hour takes its time from here, never from `time`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """What everything that waits or ages is given."""
+    """The clock that everything that waits or ages is given."""
 
     def now(self) -> float:
         """Wall time, seconds since the epoch; may jump."""
@@ -23,7 +23,7 @@ class Clock(Protocol):
         """Wait `seconds`."""
 
     def wait(self, event: threading.Event, timeout: float | None) -> bool:
-        """Wait until `event` is set or `timeout` seconds are over (None: for ever); whether it is set."""
+        """Wait until `event` is set or `timeout` seconds are over (None: for ever). Returns whether it is set."""
 
 
 class SystemClock:
@@ -43,7 +43,7 @@ class SystemClock:
 
 
 class ForwardClock:
-    """Wall time that is never set back: what counts towards a full hour goes on as if nobody had touched the clock.
+    """Wall time that is never set back: a count towards a full hour continues as if nobody had touched the clock.
 
     A step forward is taken: it may be a suspended machine waking up. Not thread-safe.
     """
@@ -92,7 +92,7 @@ class ManualClock:
             return self._elapsed
 
     def advance(self, seconds: float) -> None:
-        """Move the clock forward and wake who waits for it."""
+        """Move the clock forward, and wake the threads that wait for it."""
         with self._changed:
             self._elapsed += seconds
             self._changed.notify_all()

@@ -5,7 +5,7 @@
     |-- MountError                  EIO           the mount could not be made or ended
     |   `-- Crashed                 EIO           by a fault of ours: the log says more
     |-- FsError                     EIO           what a filesystem call is answered with
-    |   |-- NotFound                ENOENT        definitely absent (never: "could not look")
+    |   |-- NotFound                ENOENT        definitely absent; never "could not look"
     |   |-- Exists                  EEXIST
     |   |-- NotEmpty                ENOTEMPTY
     |   |-- IsDirectory             EISDIR

@@ -16,7 +16,7 @@ LONGEST_CHARACTER = 4  # bytes, in UTF-8
 def from_kernel(path: str) -> str:
     """`/a/b` as the kernel hands it over to `a/b`. Raises NameTooLong: FUSE itself lets names of 1024 bytes pass."""
     path = path.strip("/")
-    if len(path) > NAME_MAX // LONGEST_CHARACTER:  # looked at for every call
+    if len(path) > NAME_MAX // LONGEST_CHARACTER:  # this runs for every call
         for part in path.split("/"):
             if not _fits(part):
                 raise NameTooLong(f"{part[:40]!r}...: a name may have at most {NAME_MAX} bytes")

@@ -54,13 +54,11 @@ def recover(
 
     They are kept on this machine, and nothing uploads them unless you say so. PATH is anywhere in the mount;
     default: the mount around the current directory, or the only one. Without a mount, the cache directories are
-    searched: those of all services, unless --url or --profile names one. NAME is an id or a path from the list, or
-    a pattern.
+    searched: those of all services, unless --url or --profile names one. NAME is an id, a path or a pattern.
 
     Closed files that wait for upload in a cache directory that is not mounted, for example under a replaced key, are
     listed and saved, too. --adopt hands everything that waits under an earlier key (files, drafts, deletes,
-    unanswered launches) to the profile's present key, whose next mount continues with it. The drive must not be
-    mounted.
+    unanswered launches) to the present key, whose next mount continues with it. The drive must not be mounted.
     """
     elsewhere, of_service = bool(given["cache_dir"] or given["url"]), bool(given["url"] or given["profile"])
     settings = settings_of(given)

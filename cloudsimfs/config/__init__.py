@@ -1,6 +1,6 @@
-"""Settings: their one table, the profiles and keys they come from, and what a command or a mount makes of them.
+"""Settings: their one table, the profiles and keys they come from, and the account or `Config` they lead to.
 
-Called by the command line, and by the mount for its `Config`; asks the service nothing.
+Called by the command line, and by the mount for its `Config`. Makes no API call.
 Locks: none.
 """
 

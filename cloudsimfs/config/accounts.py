@@ -1,4 +1,4 @@
-"""The account that settings lead to: its address, its key, and where its cache and its logs live. Makes no call."""
+"""The account that settings lead to: its address, its key, and its directories. Makes no API call."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Api = Literal["auto", "v1", "v2"]
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """A user's account at a service: all that a command without a mount needs. `directory` is its cache's."""
+    """A user's account at a service: all that a command without a mount needs. `directory` holds its cache."""
 
     url: str
     credentials: Credentials
@@ -76,7 +76,7 @@ def account(settings: Settings) -> Account:
 
 
 def _check_address(settings: Settings, found: keys.StoredKey) -> None:
-    """A profile's key is not for another service's eyes."""
+    """Refuse to send a profile's key to another service. Raises ConfigError."""
     in_file = profiles.read(settings.profile).given.get("url")
     if in_file is not None and SETTINGS["url"].kind.parse(in_file.text) != settings["url"]:
         raise ConfigError(
@@ -88,20 +88,21 @@ def _check_address(settings: Settings, found: keys.StoredKey) -> None:
 def account_dir(base: Path | None, url: str, key: str) -> Path:
     """Where one account's cache and journal live: below `base`, or `$XDG_CACHE_HOME/cloudsimfs`.
 
-    One directory per service address and key: what waits there must never go up under another account's key.
+    There is one directory per service address and key: what waits in it must never be uploaded with another
+    account's key.
     """
     digest = hashlib.sha256(key.encode()).hexdigest()[:8]
     return cache_base(base) / f"{_service_name(url)}-{digest}"
 
 
 def account_dirs(base: Path | None, url: str | None) -> list[Path]:
-    """The directories there are of all accounts, or of those at the service `url`."""
+    """The existing directories of all accounts, or of those at the service `url`."""
     name = "*" if url is None else f"{_service_name(url)}-????????"
     return sorted(found.parent for found in cache_base(base).glob(f"{name}/data"))
 
 
 def state_dir(settings: Settings, owner: Account) -> Path:
-    """Where one account's logs live: with a cache directory of the user's choice there, else `$XDG_STATE_HOME`."""
+    """Where one account's logs live: in a cache directory of the user's choice, else below `$XDG_STATE_HOME`."""
     if settings["cache-dir"] is not None:
         return owner.directory
     return home("XDG_STATE_HOME", "~/.local/state") / owner.directory.name

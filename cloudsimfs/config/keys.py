@@ -1,7 +1,7 @@
-"""Where the user's API key is kept. Order: CLOUDSIMFS_API_KEY, --key-file, the profile's key file, the keyring.
+"""The user's API key. The first of these counts: CLOUDSIMFS_API_KEY, --key-file, the profile's key file, the keyring.
 
-The keyring is that of the desktop, through the optional package `keyring`. A stored key belongs to a profile and
-its address. Never shows a key.
+The desktop's keyring is reached through the optional package `keyring`. A stored key belongs to a profile and its
+address. No key ever appears in a message.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from cloudsimfs.service import Credentials, load_key
 from cloudsimfs.service.credentials import check_key
 
 VARIABLE = "CLOUDSIMFS_API_KEY"
-_SERVICE = "cloudsimfs"  # what the keyring files it under
+_SERVICE = "cloudsimfs"  # the name of our entries in the keyring
 
 
 @dataclass(frozen=True, slots=True)
 class StoredKey:
-    """A key and where it was; `stored` if it is the profile's own, which goes to the profile's address only."""
+    """A key and where it was found. `stored`: it is the profile's own, and goes to the profile's address only."""
 
     credentials: Credentials
     where: str
@@ -41,7 +41,7 @@ def from_environment() -> Credentials | None:
 
 
 def find(profile: str, key_file: Path | None, *, of_profile: bool) -> StoredKey | None:
-    """The key to use; `of_profile`: `key_file` was named by the profile, not by whoever runs the command."""
+    """The key to use, if there is one. `of_profile`: `key_file` comes from the profile, not from the command."""
     if credentials := from_environment():
         return StoredKey(credentials, VARIABLE, stored=False)
     if key_file is not None:
@@ -60,7 +60,7 @@ def profile_file(profile: str) -> Path:
 
 
 def store(profile: str, key: str) -> Path:
-    """Keep the key in the profile's own file, 0600. Where."""
+    """Store the key in the profile's own file (0600). Returns the file."""
     file = profile_file(profile)
     write_private(file, key + "\n")
     return file
@@ -72,7 +72,7 @@ def check_keyring() -> None:
 
 
 def store_in_keyring(profile: str, key: str) -> None:
-    """Keep the key in the system keyring, and nowhere else."""
+    """Store the key in the system keyring, and remove the profile's key file."""
     check_keyring()
     try:
         _keyring().set_password(_SERVICE, profile, key)
@@ -82,7 +82,7 @@ def store_in_keyring(profile: str, key: str) -> None:
 
 
 def forget(profile: str) -> bool:
-    """Remove the profile's key from its file and the keyring; whether there was one."""
+    """Remove the profile's key from its file and from the keyring. Returns whether there was one."""
     file, found = profile_file(profile), False
     with contextlib.suppress(FileNotFoundError):
         file.unlink()
@@ -108,7 +108,7 @@ def _keyring_get(profile: str) -> str | None:
         return None
     try:
         key = keyring.get_password(_SERVICE, profile)
-    except Exception:  # noqa: BLE001  # no keyring is running: then no key is in it
+    except Exception:  # noqa: BLE001  # without a running keyring there is no key in it
         return None
     if isinstance(key, str) and key:
         check_key(key, "the system keyring")

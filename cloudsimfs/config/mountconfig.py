@@ -1,4 +1,4 @@
-"""What a mount is built from: its account, and the settings that are its own. Makes no call."""
+"""The configuration of a mount: its account and its own settings. Makes no API call."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from cloudsimfs.config.settings import SETTINGS, default
 from cloudsimfs.datacache.directory import make_directory
 from cloudsimfs.service import Credentials
 
-KERNEL_SHARE = 0.25  # of the TTL, for which the kernel may answer by itself; the rest is the listing's
-CACHE_SHARE = 0.8  # of what is free on the cache's disk, if that is less than the cache's size
+KERNEL_SHARE = 0.25  # of the TTL: so long the kernel may answer by itself; a listing gets the rest
+CACHE_SHARE = 0.8  # of the free space on the cache's disk, if that is less than the cache's size
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """What `cloudsimfs mount` was asked for. Times in seconds, sizes in bytes."""
+    """The configuration of one mount. Times in seconds, sizes in bytes."""
 
     url: str
     credentials: Credentials
@@ -46,7 +46,7 @@ class Config:
 
 
 def mount_config(settings: Settings, mount_options: tuple[str, ...]) -> Config:
-    """What the mount is built from; `mount_options` are the kernel's, as checked by `mountoptions`."""
+    """The configuration that the settings lead to. `mount_options` are for the kernel, checked by `mountoptions`."""
     owner = account(settings)
     values = {row.field: settings[name] for name, row in SETTINGS.items() if row.field in Config.__slots__}
     values |= {

@@ -1,4 +1,4 @@
-"""The words after `-o`, as mount(8), fstab(5) and mount.fuse3(8) know them: ours, the kernel's, and those to ignore.
+"""The words after `-o` of mount(8), fstab(5) and mount.fuse3(8): settings of ours, the kernel's, and ignored ones.
 
 Pure. Raises ConfigError for a word nobody knows.
 """
@@ -27,19 +27,19 @@ _IGNORED = {
     *("default_permissions", "comment", "uhelper", "helper"),  # the first holds always
 }
 
-SETUID = "setuid="  # for the one who mounts on behalf of a user; not for the mount
+SETUID = "setuid="  # read by the helper that mounts on behalf of a user, not by the mount
 
 
 @dataclass(slots=True)
 class MountOptions:
-    """`settings` are ours, by name, and `profile`; `kernel` goes to libfuse as it is."""
+    """`settings` are our settings and `profile`, by name; `kernel` goes to libfuse unchanged."""
 
     settings: dict[str, str] = field(default_factory=dict)
     kernel: list[str] = field(default_factory=list)
 
 
 def parse(words: Iterable[str]) -> MountOptions:
-    """Sort the words; of two that contradict each other, the last one counts."""
+    """Sort the words into ours and the kernel's. The last of two that contradict each other counts."""
     found = MountOptions()
     for word in words:
         name, equals, value = word.replace("\\,", ",").partition("=")
@@ -60,7 +60,7 @@ def parse(words: Iterable[str]) -> MountOptions:
 
 
 def with_source(source: str, words: Iterable[str]) -> str:
-    """The options with the source of a mount(8) among them: a profile or a URL, unless they name one."""
+    """The options of mount(8), with its source added as the profile or the URL, unless they name one already."""
     kept = [word for word in words if not word.startswith(SETUID)]
     named = {word.partition("=")[0] for word in kept}
     escaped = source.replace(",", "\\,")

@@ -1,7 +1,7 @@
-"""A setting's value is the strongest of, from the weakest: its default, the configuration file, the profile, the
-environment, the command line.
+"""Where a setting's value comes from. The first of these counts: the command line, the environment, the profile, the
+top of the configuration file, the default.
 
-Raises ConfigError with the remedy. Reads the profiles' file; asks nobody else.
+Raises ConfigError with the remedy. Reads the configuration file and the environment, nothing else.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PROFILE_VARIABLE = "CLOUDSIMFS_PROFILE"
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A setting's value and where it came from, as a user would say it."""
+    """A setting's value and its source, in words for the user."""
 
     value: Any
     source: str
@@ -40,9 +40,9 @@ class Settings:
 
 
 def resolve(given: Mapping[str, str | None], profile: str | None = None, *, new: bool = False) -> Settings:
-    """The settings in effect; `given` is the command line's, by name, as text.
+    """The settings in effect. `given` holds those of the command line, by name, as text.
 
-    The profile is `profile`, else CLOUDSIMFS_PROFILE, else the default one. `new`: it need not exist.
+    The profile is `profile`, else CLOUDSIMFS_PROFILE, else the default one. `new`: the profile need not exist.
     """
     found = profiles.read(profile or os.environ.get(PROFILE_VARIABLE) or None)
     if not found.known and not new and found.name != profiles.DEFAULT:
@@ -52,7 +52,7 @@ def resolve(given: Mapping[str, str | None], profile: str | None = None, *, new:
 
 
 def unknown_profile(name: str, remedy: str = "") -> ConfigError:
-    """That there is none of this name; `remedy` if none is called alike, either."""
+    """The error for a profile that does not exist. It names a similar one, or else the `remedy`."""
     hint = near(name, profiles.names()) or remedy
     return ConfigError(f"profile {name}: not in {profiles.config_file()}{hint}")
 

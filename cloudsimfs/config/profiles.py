@@ -29,7 +29,7 @@ _SECRETS = ("api-key", "api_key", "apikey", "key", "token", "password")
 
 @dataclass(frozen=True, slots=True)
 class RawSetting:
-    """A setting as the file has it: as text, and where it stands."""
+    """A setting in the file: its text, and where it stands."""
 
     text: str
     where: str
@@ -37,7 +37,7 @@ class RawSetting:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """One profile, with what stands above all profiles below it. `known` says whether the file has it."""
+    """One profile. `given` also has the settings for all profiles. `known`: the file has a table for it."""
 
     name: str
     known: bool
@@ -49,7 +49,7 @@ def config_file() -> Path:
 
 
 def private(directory: Path) -> Path:
-    """The directory, made for the user alone. Raises ConfigError."""
+    """Make the directory, for the user alone. Raises ConfigError."""
     try:
         make_private(directory)
     except OSError as error:
@@ -58,7 +58,7 @@ def private(directory: Path) -> Path:
 
 
 def write_private(file: Path, text: str) -> None:
-    """Replace a file as a whole, for the user's eyes only; a link stays one. Raises ConfigError."""
+    """Replace a file in one step, readable by the user alone. A link stays a link. Raises ConfigError."""
     target = Path(os.path.realpath(file))
     private(target.parent)
     try:
@@ -68,19 +68,19 @@ def write_private(file: Path, text: str) -> None:
 
 
 def option(name: str) -> str:
-    """What a command needs to mean this profile, as it would be typed after it; nothing for the default one."""
+    """The option that selects this profile, to be put after a command; empty for the default profile."""
     return "" if name == DEFAULT else f" --profile {name}"
 
 
 def check_name(name: str) -> str:
-    """A profile's name is also a file's and a systemd instance's. Raises ConfigError."""
+    """Return the name if it can also name a file and a systemd instance. Raises ConfigError."""
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_-]*", name):
         raise ConfigError(f"profile {name!r}: a name has letters, digits, - and _ only")
     return name
 
 
 def read(name: str | None) -> Profile:
-    """The profile `name`, or the default one. That the file lacks it shows in `known`. Raises ConfigError."""
+    """The profile `name`, or the default one; the file need not have it. Raises ConfigError."""
     file, content = config_file(), _content()
     tables = content.pop("profiles", {})
     if not isinstance(tables, dict) or not all(isinstance(each, dict) for each in tables.values()):
@@ -144,7 +144,7 @@ def _content() -> dict[str, Any]:
 
 
 def _refuse_tables(content: dict[str, Any], where: str) -> None:
-    """All tables are profiles: whoever wrote another one has meant one of these."""
+    """Refuse tables that are no profiles, and name the profile that was probably meant. Raises ConfigError."""
     for key, value in content.items():
         if isinstance(value, dict) and key not in SETTINGS:
             below = [name for name, each in value.items() if isinstance(each, dict)]
@@ -166,13 +166,13 @@ def _checked(table: dict[str, Any], where: str, base: Path, profile: str) -> dic
             raise ConfigError(f"{where}: {key}: no such setting{near(name, SETTINGS)}")
         text = _text(value, f"{where}: {key}")
         if SETTINGS[name].kind in (FILE, DIRECTORY) and not text.startswith("~"):
-            text = str(base / text)  # not of wherever the command happens to run
+            text = str(base / text)  # relative to the file, not to where the command runs
         given[name] = RawSetting(text, where)
     return given
 
 
 def _text(value: object, where: str) -> str:
-    """As it would be written on the command line; the setting's kind is the judge."""
+    """The value as it would be written on the command line, where the setting's kind checks it."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, (str, int, float)):

@@ -1,4 +1,4 @@
-"""Being a daemon: going into the background, telling systemd, answering a signal.
+"""Running as a daemon: in the background, with word to systemd, and with an answer to a signal.
 
 `run_in_background` must run before the first thread starts: it forks.
 """
@@ -19,15 +19,17 @@ from cloudsimfs.errors import CloudsimfsError, Crashed, MountError
 from cloudsimfs.host.logs import set_up_logging
 from cloudsimfs.redact import redact
 
-READY, FAILED = b"ready ", b"failed "  # what the daemon tells whoever started it, with a text after it
+READY, FAILED = b"ready ", b"failed "  # how the daemon's one message to its parent begins; a text follows
 
 Serve = Callable[[Callable[[str], None]], None]
-"""Serves until the end, and calls what it is given once it is ready, with what the user should know."""
+"""Serves until the end. Calls its argument once it is ready, with a note for the user, which may be empty."""
 
 
 def run_in_background(serve: Serve, *, log_file: Path, level: str, log_format: str) -> str:
-    """Run `serve(ready)` in a daemon; return what it has called `ready` with. Raises MountError with its failure,
-    Crashed if it does not know it, ConfigError if there can be no log.
+    """Run `serve(ready)` in a daemon. Returns the note that it called `ready` with.
+
+    Raises MountError with the daemon's own error, Crashed if it died of a fault of ours, and ConfigError if the log
+    file cannot be made.
     """
     set_up_logging(log_file, level, log_format)
     readable, writable = os.pipe()
@@ -64,7 +66,7 @@ def _be_daemon(serve: Serve, writable: int) -> NoReturn:
             logging.getLogger(__name__).error("%s", error)
             told = os.pread(errors, 4096, 0).decode("utf-8", "replace").strip()
             _tell(writable, FAILED, f"{error}{': ' if told else ''}{told.splitlines()[-1] if told else ''}")
-        except Exception as error:  # the parent must hear of it, whatever it is
+        except Exception as error:  # the parent must hear of any failure
             logging.getLogger(__name__).exception("the mount failed")
             _tell(writable, b"", f"unexpected {type(error).__name__}: {error}")
     finally:
@@ -73,7 +75,7 @@ def _be_daemon(serve: Serve, writable: int) -> NoReturn:
 
 
 def _tell(writable: int, how: bytes, message: str) -> None:
-    with contextlib.suppress(OSError):  # the parent is gone, or was told "ready" before
+    with contextlib.suppress(OSError):  # the parent has gone, or has already read "ready"
         os.write(writable, how + redact(message).encode())
 
 
@@ -88,7 +90,7 @@ def _redirect_output() -> int:
 
 
 def notify_systemd(state: str) -> None:
-    """Tell the service manager, if one started us: sd_notify(3), which is a datagram to a socket it names."""
+    """Tell the service manager that started us, if one did: sd_notify(3) is a datagram to the socket it names."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address.startswith(("/", "@")):
         return

@@ -22,7 +22,7 @@ BLOCK = 1 << 20  # bytes read and written at a time where the kernel cannot copy
 
 
 def copy_file(source: Path, target: Path, size: int) -> None:
-    """The first `size` bytes of `source` as a new file `target` (0600); holes stay holes."""
+    """Copy the first `size` bytes of `source` into a new file `target` (0600). Holes stay holes."""
     fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
     try:
         out = open_private(target, os.O_WRONLY | os.O_TRUNC)
@@ -40,7 +40,7 @@ def copy_file(source: Path, target: Path, size: int) -> None:
 
 
 def data_parts(fd: int, size: int) -> Iterator[tuple[int, int]]:
-    """The parts below `size` that are no holes."""
+    """The parts `[start, end)` of the file below `size` that are not holes."""
     end = 0
     while end < size:
         try:
@@ -78,7 +78,7 @@ def write_all(fd: int, data: memoryview, offset: int) -> None:
 
 
 def punch(fd: int, start: int, end: int) -> None:
-    """Give the blocks of `[start, end)` back; a filesystem that cannot keeps them until the file is evicted."""
+    """Free the blocks of `[start, end)`. A filesystem that cannot do so keeps them until the file is evicted."""
     if start < end:
         _libc.fallocate(fd, PUNCH_HOLE, ctypes.c_int64(start), ctypes.c_int64(end - start))
 
@@ -87,7 +87,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def disk_usage(file: Path) -> int:
-    """Bytes a file takes on disk; 0 if it is not there."""
+    """Bytes that a file takes on the disk; 0 if there is no such file."""
     try:
         return file.stat().st_blocks * 512
     except FileNotFoundError:
@@ -95,7 +95,7 @@ def disk_usage(file: Path) -> int:
 
 
 def disk_failure(error: OSError) -> CloudsimfsError:
-    """A failure of the cache's disk."""
+    """The error of ours for a failure of the cache's disk."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return NoSpace(f"the cache's disk is full: {error}")
     return CloudsimfsError(f"the cache's disk failed: {error}")

@@ -1,7 +1,7 @@
 """The mount's log: a file that is rotated here, the systemd journal, or stderr. Everything passes redaction.
 
-The file is rotated by this process (three old ones are kept), since a user's log is in nobody's logrotate; whoever
-wants it elsewhere runs the mount under systemd and has it in the journal.
+This process rotates the file and keeps three old ones, since logrotate does not know a user's log. Under systemd, the
+log goes to the journal instead.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def set_up_logging(log_file: Path | None, level: str, log_format: str = "text") 
 
 
 def stderr_is_journal() -> bool:
-    """Whether stderr is the journal's stream, as systemd.exec(5) says to tell: by device and inode."""
+    """Whether stderr is the journal's stream: systemd.exec(5) names its device and inode."""
     try:
         found = os.fstat(2)
     except OSError:
@@ -55,7 +55,7 @@ def stderr_is_journal() -> bool:
 
 
 class _PrivateFile(RotatingFileHandler):
-    """A new file after a rotation is the user's alone, too."""
+    """Files made by a rotation are the user's alone, too."""
 
     def _open(self) -> TextIOWrapper:
         fd = open_private(Path(self.baseFilename), os.O_APPEND | os.O_WRONLY)
@@ -79,7 +79,7 @@ class _Json(logging.Formatter):
 
 
 class _Journal(RedactingFormatter):
-    """Each line with its syslog level in front, sd-daemon(3): a traceback's lines stay one severity."""
+    """Puts the syslog level before each line (sd-daemon(3)): all lines of a traceback have the same one."""
 
     def __init__(self, inner: logging.Formatter) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ def _formatter(log_format: str, *, journal: bool) -> logging.Formatter:
 
 
 def _log_end_of_thread(end: threading.ExceptHookArgs) -> None:
-    """What ends a thread is a bug, and stderr is not seen by anybody."""
+    """Log the exception that ended a thread: it is a bug, and nobody sees stderr."""
     if end.exc_value is not None:
         name = end.thread.name if end.thread is not None else "a thread"
         logging.getLogger(__name__).error("%s ended: unexpected", name, exc_info=end.exc_value)

@@ -1,4 +1,4 @@
-"""Mount points: is it usable, is it a dead mount, unmount it. Knows the system, not the service."""
+"""Mount points: whether one is usable, or a dead mount, and how to unmount it. Knows nothing of the service."""
 
 from __future__ import annotations
 
@@ -18,10 +18,8 @@ MountState = Literal["ok", "dead", "hung"]
 FS_TYPE = "fuse.cloudsimfs"
 UNMOUNT_TIMEOUT = 30.0  # seconds
 ANSWER_TIMEOUT = 5.0  # seconds a mount may take to answer
-DEAD = (
-    errno.ENOTCONN,
-    errno.ECONNABORTED,
-)  # what a mount without its daemon answers; the latter right after the death
+DEAD = (errno.ENOTCONN, errno.ECONNABORTED)
+"""What a mount answers whose daemon died; the latter only right after the death."""
 
 
 def prepare(mountpoint: Path) -> None:
@@ -55,7 +53,7 @@ def prepare(mountpoint: Path) -> None:
 
 
 def mount_type(mountpoint: Path) -> str | None:
-    """The type of what is mounted exactly there, None if nothing is. Touches no filesystem."""
+    """The type of the mount exactly there; None if there is none. Asks no filesystem, which might hang."""
     wanted = os.path.realpath(mountpoint.parent) + "/" + mountpoint.name if mountpoint.name else str(mountpoint)
     found = None
     for mount in _mount_table():
@@ -65,12 +63,12 @@ def mount_type(mountpoint: Path) -> str | None:
 
 
 def all_mounts() -> list[Path]:
-    """Where this filesystem is mounted, as far as we can see. Touches no filesystem."""
+    """Where this filesystem is mounted, as far as we can see. Asks no filesystem, which might hang."""
     return [Path(mount.place) for mount in _mount_table() if mount.type == FS_TYPE]
 
 
 def our_mounts() -> list[Path]:
-    """Those of them that this user has made."""
+    """The mounts of this filesystem that this user has made."""
     user = f"user_id={os.getuid()}"
     return [Path(mount.place) for mount in _mount_table() if mount.type == FS_TYPE and user in mount.options]
 
@@ -89,7 +87,7 @@ def _mount_table() -> list[_Mount]:
 
 
 def state(mountpoint: Path) -> MountState:
-    """Whether somebody serves the mount. It may be another user's, who lets nobody in: then it is `ok`."""
+    """Whether a daemon serves the mount. Another user's mount that lets nobody in is `ok`."""
     answer: list[MountState] = []
 
     def look() -> None:
@@ -100,7 +98,7 @@ def state(mountpoint: Path) -> MountState:
         else:
             answer.append("ok")
 
-    looking = threading.Thread(target=look, daemon=True)  # a hung mount holds it until the mount is gone
+    looking = threading.Thread(target=look, daemon=True)  # a hung mount blocks the thread until the mount is gone
     looking.start()
     looking.join(ANSWER_TIMEOUT)
     return answer[0] if answer else "hung"

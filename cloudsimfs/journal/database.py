@@ -1,5 +1,5 @@
-"""The journal's SQLite file: one connection, transactions per thread, commits that survive our death or, if asked to,
-a power loss.
+"""The journal's SQLite file: one connection, and one transaction per thread. A commit survives our death; after
+`sync` it survives a power loss, too.
 
 Threading: `_lock` protects the connection. It is the Journal.lock of the lock orders, the last in each; calls are
 short local I/O.
@@ -22,7 +22,7 @@ from cloudsimfs.host.sqlite import OtherVersion, open_database
 
 @dataclass(slots=True)
 class _Batch:
-    """What a thread's open transaction is to run, what follows its commit, and what takes back what went with it."""
+    """A thread's open transaction: its statements, and what to call after the commit or the rollback."""
 
     statements: list[tuple[str, tuple[Any, ...]]] = field(default_factory=list)
     afterwards: list[Callable[[], object]] = field(default_factory=list)
@@ -64,7 +64,7 @@ class Database:
             connection.execute(sql, values)
 
     def insert(self, sql: str, *values: Any) -> int:
-        """Insert a row at once, outside of any transaction. Its id."""
+        """Insert a row at once, outside of any transaction. Returns its id."""
         with self._writing() as connection:
             row = connection.execute(sql, values).lastrowid
         assert row is not None
@@ -72,7 +72,7 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """All or nothing of what this thread runs inside, and of what it has said in `on_rollback`; nests.
+        """Everything this thread runs inside happens, or nothing does: `on_rollback` then takes back the rest. Nests.
 
         Statements are collected and run at the end, so that the lock, the last in the order, is not held while the
         caller takes others.
@@ -95,13 +95,13 @@ class Database:
             act()
 
     def on_rollback(self, act: Callable[[], object]) -> None:
-        """Call `act` if the transaction this thread is in comes to nothing, the last one first; it must not fail."""
+        """Call `act` if this thread's transaction fails, the last `act` first. It must not fail itself."""
         batch = self._batch
         if batch is not None:
             batch.undo.append(act)
 
     def on_commit(self, act: Callable[[], object]) -> None:
-        """Call `act` when what this thread has run is committed: what cannot be undone comes last."""
+        """Call `act` once this thread's transaction is committed; at once without one. For what cannot be undone."""
         batch = self._batch
         if batch is None:
             act()
@@ -147,7 +147,7 @@ class Database:
 
 
 def rows_of(path: Path, query: str) -> list[Any]:
-    """Of the file at `path`, which another mount may have open. Raises MountError."""
+    """The rows of a query in the file at `path`, which another mount may have open. Raises MountError."""
     try:
         with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
             return connection.execute(query).fetchall()

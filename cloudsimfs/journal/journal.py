@@ -66,22 +66,22 @@ class Journal:
         self._db.close()
 
     def is_empty(self) -> bool:
-        """Whether nothing is recorded that is only here."""
+        """Whether the journal records nothing that exists only here."""
         return not (self.files() or self.drafts() or self.folders() or self.tombstones() or self.launches())
 
     def transaction(self) -> AbstractContextManager[None]:
-        """All or nothing of what this thread saves inside, and of what it has said in `on_rollback`; nests.
+        """Everything this thread saves inside is recorded, or nothing is: `on_rollback` takes back the rest. Nests.
 
-        The lock is taken at its end only.
+        The lock is held at the end only.
         """
         return self._db.transaction()
 
     def on_rollback(self, act: Callable[[], object]) -> None:
-        """Call `act` if the transaction this thread is in comes to nothing, the last one first; it must not fail."""
+        """Call `act` if this thread's transaction fails, the last `act` first. It must not fail itself."""
         self._db.on_rollback(act)
 
     def on_commit(self, act: Callable[[], object]) -> None:
-        """Call `act` when what this thread has saved is committed: what cannot be undone comes last."""
+        """Call `act` once this thread's transaction is committed; at once without one. For what cannot be undone."""
         self._db.on_commit(act)
 
     def sync(self) -> None:
@@ -91,7 +91,7 @@ class Journal:
     # -- files ----------------------------------------------------------------------------------------
 
     def save_file(self, row: FileRow) -> None:
-        """A closed state: it takes the place of the last one and of what was written since."""
+        """Record a closed state. It replaces the last one and the draft of what was written since."""
         with self.transaction():
             # a rename over another unsaved file replaces that one's row
             self._db.run("DELETE FROM file WHERE path = ? AND ino <> ?", row.path, row.ino)
@@ -109,7 +109,7 @@ class Journal:
             )
 
     def save_draft(self, row: DraftRow, *, closed: bool) -> None:
-        """What is being written. `closed`: the file's row stays; else its bytes are no more."""
+        """Record what is being written. `closed`: the closed state stays; without it, its bytes are gone."""
         with self.transaction():
             self._db.run("DELETE FROM draft WHERE ino = ? AND NOT kept", row.ino)
             if not closed:
@@ -127,7 +127,7 @@ class Journal:
             )
 
     def move_file(self, ino: int, path: str, base: Entry | None, *, uploaded: bool) -> None:
-        """A closed state has a new name, under which it is to be uploaded."""
+        """Record a closed state's new name, under which it is to be uploaded."""
         with self.transaction():
             self._db.run("DELETE FROM file WHERE path = ? AND ino <> ?", path, ino)
             self._db.run(
@@ -142,7 +142,7 @@ class Journal:
         self._db.run("UPDATE file SET uploaded = 1 WHERE ino = ?", ino)
 
     def drop_file(self, ino: int) -> None:
-        """Nothing of the file is only here any more, or shall be."""
+        """Forget a file: the service has all of it, or it is removed."""
         with self.transaction():
             self._db.run("DELETE FROM file WHERE ino = ?", ino)
             self._db.run("DELETE FROM draft WHERE ino = ? AND NOT kept", ino)
@@ -154,7 +154,7 @@ class Journal:
         return [draft_row(values) for values in self._db.rows(DRAFTS)]
 
     def keep_draft(self, ino: int, held: ContentState) -> None:
-        """The daemon that wrote it died. `held`: where its bytes are from now on."""
+        """Keep a draft beside the names: the daemon that wrote it died. `held`: where its bytes are from now on."""
         self._db.run(
             "UPDATE draft SET kept = 1, backing = ?, size = ?, source = ?, etag = ?, remote_end = ?, present = ? "
             "WHERE ino = ? AND NOT kept",
@@ -210,7 +210,7 @@ class Journal:
     # -- launches -------------------------------------------------------------------------------------
 
     def intend_launch(self, request: LaunchRequest, token: str | None, known: Iterable[int]) -> int:
-        """Record, as fsync does, that a launch is about to be sent. Returns the row's id."""
+        """Record that a launch is about to be sent, so that it survives a power loss. Returns the row's id."""
         text = json.dumps(astuple(request))
         row = self._db.insert(
             "INSERT INTO launch (request, token, known) VALUES (?,?,?)", text, token, json.dumps(list(known))
@@ -219,7 +219,7 @@ class Journal:
         return row
 
     def resolve_launch(self, row: int, run: int) -> None:
-        """The launch started this run. Kept if it had a token, which must never launch again."""
+        """The launch started this run. Its row is kept if it had a token, which must never launch again."""
         with self.transaction():
             self._db.run("UPDATE launch SET run = ? WHERE id = ?", run, row)
             self._db.run("DELETE FROM launch WHERE id = ? AND token IS NULL", row)
@@ -236,7 +236,7 @@ class Journal:
         ]
 
     def save_launch(self, row: LaunchRow) -> None:
-        """One that another journal has recorded."""
+        """Record a launch that another journal had."""
         self._db.run(
             "INSERT INTO launch (request, token, known, run) VALUES (?,?,?,?)",
             json.dumps(astuple(row.request)),
@@ -251,18 +251,18 @@ class Journal:
         self._db.run("INSERT INTO handover VALUES (?,?)", handover, target)
 
     def handovers(self) -> list[tuple[str, str]]:
-        """The id and the target directory of that which has begun, if one has."""
+        """The id and the target directory of the handover that has begun; empty without one."""
         return [(handover, target) for handover, target in self._db.rows("SELECT id, target FROM handover")]
 
     def drop_handover(self) -> None:
-        """It has come to nothing."""
+        """Forget the handover: it did not happen."""
         self._db.run("DELETE FROM handover")
 
     def save_adopted(self, handover: str) -> None:
         self._db.run("INSERT INTO adopted VALUES (?)", handover)
 
     def clear(self) -> None:
-        """Forget everything: it is another's now."""
+        """Forget everything: it belongs to another key now."""
         with self.transaction():
             for table in EVERYTHING:
                 self._db.run(f"DELETE FROM {table}")

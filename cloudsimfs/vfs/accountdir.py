@@ -1,6 +1,6 @@
-"""An account's directory as a whole, without a mount: cleared, or made and taken away again.
+"""An account's directory as a whole, without a mount: cleared, or made and removed again.
 
-Threading: none of its own; the locks are those of `cachedir`, between processes.
+Threading: none of its own; the locks are lock files, between processes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cloudsimfs.journal.journal import Journal
 
 
 def clear(directory: Path) -> int:
-    """Remove what is cached there and stored on the service; the bytes freed. Raises MountError if it is mounted."""
+    """Remove cached contents that the service has. Returns the bytes freed. Raises MountError if it is mounted."""
     if not (directory / "data").is_dir():
         return 0
     held = lock_directory(directory)
@@ -39,12 +39,11 @@ def clear(directory: Path) -> int:
 
 @contextlib.contextmanager
 def provisional(directory: Path, *, log_file: Path | None = None) -> Iterator[None]:
-    """Make an account's directory, and take it away again if what needed it fails: a mistyped key or address leaves
-    no trace.
+    """Make an account's directory, and remove it again if the block fails: a mistyped key or address leaves no trace.
 
-    What was there before stays, and so does what holds anything of the user's. Whoever is inside holds a shared lock
-    on the directory: no launch is noted down in one that is being removed. `log_file` goes with the directory, if its
-    own had to be made, too.
+    What was there before stays, and so does a directory that holds anything of the user's. The block holds a shared
+    lock on the directory, so that no launch is recorded in one that is being removed. `log_file` is removed with the
+    directory if its own directory had to be made, too.
     """
     made = [directory, *directory.parents, *([] if log_file is None else [log_file.parent, *log_file.parent.parents])]
     made = [each for each in made if not each.exists()]
@@ -56,7 +55,7 @@ def provisional(directory: Path, *, log_file: Path | None = None) -> Iterator[No
             if log_file is not None and log_file.parent in made:
                 log_file.unlink(missing_ok=True)
             for each in made:
-                with contextlib.suppress(OSError):  # somebody else has put something there
+                with contextlib.suppress(OSError):  # another process has put something there
                     each.rmdir()
         raise
     finally:
@@ -76,7 +75,7 @@ def _enter(directory: Path) -> int:
 
 
 def _removed(directory: Path, held: int) -> bool:
-    """Remove a directory in which nothing waits and that nobody else has entered; whether it is gone."""
+    """Remove the directory if nothing waits in it and nobody else has entered it. Returns whether it is gone."""
     try:
         lock(held)
     except BlockingIOError:

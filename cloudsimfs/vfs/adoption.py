@@ -1,6 +1,6 @@
-"""Handing what waits under one key of an account to another one: all that the journal of the first directory says.
+"""Handing everything that waits under one key of an account to another key: all rows of the first one's journal.
 
-A key cannot prove whose it is: the user says that both are of one account. The steps, in this order:
+A key does not say whose it is: the user says that both belong to one account. The steps, in this order:
 
     1  recorded    a row of the source's journal says that all of it is being handed over, and where to
     2  linked      each backing file has a name in the target's directory, too, and is on the disk
@@ -8,11 +8,12 @@ A key cannot prove whose it is: the user says that both are of one account. The 
     4  emptied     the source's journal has none any more, nor that of 1: one transaction
     5  unlinked    the source's names of the backing files are gone
 
-Killed before 3, nothing has happened: names without a row are swept by the target's next mount. Killed after it, all
-is the target's, and who comes next, `settle` or another handover, does the rest. A file keeps the version it is based
-on, and its folder is listed anew before it is uploaded: what others have stored meanwhile, with whatever key, becomes
-a conflict as ever (`conflicts`). What the target itself has written under the same name, and not yet stored, stays
-there, and what is adopted goes beside it. A delete of what the target has written since is left out.
+If it is killed before step 3, nothing has happened: the target's next mount sweeps names without a row. If it is
+killed after step 3, everything belongs to the target, and `settle` or the next handover does the rest. A file keeps
+the version it is based on, and its folder is listed anew before it is uploaded: what others have stored meanwhile,
+with any key, becomes a conflict as usual (`conflicts`). What the target itself has written under the same name
+and not yet stored stays there, and what is adopted goes beside it. A delete of what the target has written since
+is left out.
 
 Threading: none; both directories are locked, so that neither is mounted.
 """
@@ -79,7 +80,7 @@ def _real(files: list[str]) -> int:
 
 
 def settle(directory: Path, journal: Journal) -> None:
-    """Before the directory's journal is used: a handover that was killed is undone, or done. Raises MountError."""
+    """Undo or finish a handover that was killed, before the directory's journal is used. Raises MountError."""
     for handover, target in journal.handovers():
         if has_adopted(Path(target) / JOURNAL, handover):
             _let_go(directory, journal)
@@ -89,7 +90,7 @@ def settle(directory: Path, journal: Journal) -> None:
 
 
 def _let_go(directory: Path, journal: Journal) -> None:
-    """Steps 4 and 5."""
+    """Empty the source: steps 4 and 5."""
     names = _backing_names(journal)
     journal.clear()
     journal.sync()
@@ -103,7 +104,7 @@ def _backing_names(journal: Journal) -> list[str]:
 
 
 def _files_of(directory: Path, name: str) -> list[Path]:
-    """A backing file, and what was fetched of it since its row was written."""
+    """A backing file, and the log of what was fetched of it since its row was written."""
     backing = directory / "data" / name
     return [backing, log_of(backing, LOCAL)]
 
@@ -124,7 +125,7 @@ def adopt(source: Path, target: Path) -> list[tuple[str, str]]:
 
 @contextmanager
 def _held(directory: Path) -> Iterator[None]:
-    """While neither a mount uses the directory nor a command launches there."""
+    """Keep mounts and launches out of the directory. Raises MountError if it is in use."""
     with ExitStack() as stack:
         for name in ("lock", LAUNCH_LOCK):
             try:
@@ -165,7 +166,7 @@ class Handover:
                 _link(file, self._target / "data" / file.name)
 
     def save(self, places: _Places) -> None:
-        """All rows, and the number of the handover."""
+        """Save all rows, and the id of the handover, in one transaction."""
         folders = {paths.parent(row.path) for row in self._old.files()}
         store.inherit(self._target / "listings.db", self._source / "listings.db", folders)
         with self._new.transaction():
@@ -201,7 +202,7 @@ class Handover:
 
 
 class _Places:
-    """Where the target has room for what is adopted: what it has written itself keeps its name, and its number."""
+    """The names and inode numbers that adopted files get: what the target has written itself keeps its own."""
 
     def __init__(self, journal: Journal) -> None:
         self._inos = {row.ino for row in journal.files()} | {row.ino for row in journal.drafts()}
@@ -227,7 +228,7 @@ class _Places:
         return path
 
     def ino(self, number: int) -> int:
-        """An inode number made from a name is the same with each key."""
+        """`number`, or a fresh one if the target uses it: a number made from a name is the same with each key."""
         return self._fresh.setdefault(number, fresh_ino()) if number in self._inos else number
 
     def may_go(self, tombstone: TombstoneRow) -> bool:
@@ -249,7 +250,7 @@ def _with_parents(path: str) -> list[str]:
 
 
 def _moved(row: FileRow, path: str) -> FileRow:
-    """The row under the path; elsewhere it is based on nothing."""
+    """The row under another path; there it is based on nothing."""
     return row if path == row.path else replace(row, path=path, base=None, uploaded=False, stored_ns=None)
 
 
@@ -258,7 +259,7 @@ def _moved_draft(row: DraftRow, path: str) -> DraftRow:
 
 
 def _link(source: Path, target: Path) -> None:
-    """Another name for a file; where the filesystem has no such thing, a copy."""
+    """Give a file another name; on a filesystem without hard links, a copy."""
     fsync_path(source)
     target.unlink(missing_ok=True)  # of a handover that was killed, and maybe older
     try:
