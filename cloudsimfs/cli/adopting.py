@@ -25,14 +25,14 @@ def note_other_keys(directory: Path) -> None:
             continue
         if waits or waits.keys:
             click.echo(
-                f"note: {_told(waits)} under another key, in {other}: `cloudsimfs recover` lists files; "
+                f"note: {_describe(waits)} under another key, in {other}: `cloudsimfs recover` lists files; "
                 "if that was an earlier key of this account, `cloudsimfs recover --adopt` (while it is not mounted) "
                 "hands all of it to the present key; otherwise mount with that key",
                 err=True,
             )
 
 
-def _told(waits: Waiting) -> str:
+def _describe(waits: Waiting) -> str:
     if waits:
         return f"{waits} {waits.verb}"
     return f"{count(waits.keys, 'launch')} made with key=... {agree(waits.keys, 'is', 'are')} recorded"

@@ -17,7 +17,7 @@ from cloudsimfs import config
 from cloudsimfs.cli.group import main
 from cloudsimfs.cli.options import profile_names
 from cloudsimfs.config import profiles
-from cloudsimfs.config.settings import home
+from cloudsimfs.config.settings import xdg_directory
 from cloudsimfs.errors import ConfigError, MountError
 from cloudsimfs.host import mountpoint
 
@@ -115,7 +115,7 @@ def _template(programs: Path) -> str:
 
 
 def _units() -> Path:
-    return home("XDG_CONFIG_HOME", "~/.config").parent / "systemd/user"
+    return xdg_directory("XDG_CONFIG_HOME", "~/.config").parent / "systemd/user"
 
 
 def _enabled() -> set[str]:

@@ -37,8 +37,8 @@ def mount() -> None:
 def umount() -> None:
     """The entry point `umount.fuse.cloudsimfs`: uploads what is pending first, as every unmount should."""
     options, places = _parsed("flnrvt:N:", 1, "DIRECTORY [-fl]")
-    told = {name for name, _ in options}
-    flags = [*(["--lazy"] if "-l" in told else []), *(["--no-wait"] if "-f" in told else [])]
+    flags_given = {name for name, _ in options}
+    flags = [*(["--lazy"] if "-l" in flags_given else []), *(["--no-wait"] if "-f" in flags_given else [])]
     main(["umount", places[0], *flags], prog_name="cloudsimfs")
 
 

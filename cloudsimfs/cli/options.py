@@ -41,7 +41,7 @@ def _text(value: str | bool | None) -> str | None:
 
 
 def _option(row: Setting) -> Callable[[Command], Command]:
-    told = row.unset if row.default is None else row.default
+    default = row.unset if row.default is None else row.default
     if row.kind is FLAG:
         return click.option(f"--{row.name}/--no-{row.name}", row.field, default=None, help=row.help)
     return click.option(
@@ -50,7 +50,7 @@ def _option(row: Setting) -> Callable[[Command], Command]:
         metavar=row.kind.metavar,
         type=click.Path() if row.kind.metavar in ("FILE", "DIR") else str,
         shell_complete=_completion(row.kind.words) if row.kind.words else None,
-        help=row.help if told == "none" else f"{row.help}  [default: {told}]",
+        help=row.help if default == "none" else f"{row.help}  [default: {default}]",
     )
 
 

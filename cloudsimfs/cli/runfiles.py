@@ -88,21 +88,21 @@ class InMount:
         self._place = top / SIMULATIONS
 
     def read(self, name: str) -> str:
-        with self._told():
+        with self._explaining_failures():
             return (self._place / name).read_text("utf-8", "replace")
 
     def write(self, name: str, text: str) -> None:
-        with self._told(), open(self._place / name, "wb", buffering=0) as file:
+        with self._explaining_failures(), open(self._place / name, "wb", buffering=0) as file:
             _send(file.fileno(), text)
 
     def ask(self, name: str, text: str) -> str:
-        with self._told(), open(self._place / name, "r+b", buffering=0) as file:
+        with self._explaining_failures(), open(self._place / name, "r+b", buffering=0) as file:
             _send(file.fileno(), text)
             return os.pread(file.fileno(), BLOCK, 0).decode("utf-8", "replace")
 
     @contextmanager
     def follow(self, name: str) -> Iterator[Reader]:
-        with self._told():
+        with self._explaining_failures():
             fd = os.open(self._place / name, os.O_RDONLY | os.O_CLOEXEC)
         try:
             yield lambda offset: os.pread(fd, BLOCK, offset)
@@ -118,7 +118,7 @@ class InMount:
         return text.strip("/")
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _explaining_failures(self) -> Iterator[None]:
         """Raise the sentence that the mount has kept of a failure, in place of the bare errno."""
         try:
             yield

@@ -128,8 +128,8 @@ def launch(files: RunFiles, folder: str, force: bool, dry_run: bool, as_json: bo
         asked["mesh"] = files.storage_path(asked["mesh"])
     asked |= {"force": "1"} if force else {}
     asked |= {"dry-run": "1"} if dry_run else {}
-    told = files.ask("launch", json.dumps(asked)).split()[0].removeprefix("id=")
-    run_id = int(told) if told.isdigit() else None
+    answer = files.ask("launch", json.dumps(asked)).split()[0].removeprefix("id=")
+    run_id = int(answer) if answer.isdigit() else None
     if as_json:
         click.echo(json.dumps({"id": run_id}))
     else:
@@ -210,9 +210,9 @@ def wait(files: RunFiles, run: str | None, timeout: float | None, as_json: bool)
                 click.echo(f"run {run_id} is still {status(0).decode().strip()}", err=True)
                 sys.exit(TIMED_OUT)
             time.sleep(EVERY)
-    told, info = _end_of(files, run_id)
-    click.echo(json.dumps(info) if as_json else told)
-    _notify(told)
+    sentence, info = _end_of(files, run_id)
+    click.echo(json.dumps(info) if as_json else sentence)
+    _notify(sentence)
     sys.exit(ENDED.get(info["status_name"], FAILED))
 
 

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from cloudsimfs.clock import Clock
 from cloudsimfs.config import keys, profiles
 from cloudsimfs.config.precedence import Settings
-from cloudsimfs.config.settings import SETTINGS, home
+from cloudsimfs.config.settings import SETTINGS, xdg_directory
 from cloudsimfs.errors import ConfigError
 from cloudsimfs.service import Client, Credentials, connect
 from cloudsimfs.service.endpoint import check_base_url
@@ -105,11 +105,11 @@ def state_dir(settings: Settings, owner: Account) -> Path:
     """Where one account's logs live: in a cache directory of the user's choice, else below `$XDG_STATE_HOME`."""
     if settings["cache-dir"] is not None:
         return owner.directory
-    return home("XDG_STATE_HOME", "~/.local/state") / owner.directory.name
+    return xdg_directory("XDG_STATE_HOME", "~/.local/state") / owner.directory.name
 
 
 def cache_base(base: Path | None) -> Path:
-    return (base or home("XDG_CACHE_HOME", "~/.cache")).absolute()
+    return (base or xdg_directory("XDG_CACHE_HOME", "~/.cache")).absolute()
 
 
 def _service_name(url: str) -> str:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cloudsimfs.config.settings import DIRECTORY, FILE, SETTINGS, home, near
+from cloudsimfs.config.settings import DIRECTORY, FILE, SETTINGS, near, xdg_directory
 from cloudsimfs.errors import ConfigError
 from cloudsimfs.host.files import make_private, replace_file
 
@@ -45,7 +45,7 @@ class Profile:
 
 
 def config_file() -> Path:
-    return home("XDG_CONFIG_HOME", "~/.config") / "config.toml"
+    return xdg_directory("XDG_CONFIG_HOME", "~/.config") / "config.toml"
 
 
 def private(directory: Path) -> Path:

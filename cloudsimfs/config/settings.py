@@ -191,7 +191,7 @@ DIRECT = tuple(name for name in SETTINGS if name not in ("mountpoint", "options"
 """The settings that are options of `mount` under their own names; the others are its argument, and -o."""
 
 
-def home(variable: str, default: str) -> Path:
+def xdg_directory(variable: str, default: str) -> Path:
     """Our directory below an XDG base directory; a relative base is ignored, as the specification asks."""
     base = os.environ.get(variable, "")
     return Path(base if base.startswith("/") else os.path.expanduser(default)) / "cloudsimfs"

@@ -64,8 +64,8 @@ def _be_daemon(serve: Serve, writable: int) -> NoReturn:
             status = 0
         except CloudsimfsError as error:
             logging.getLogger(__name__).error("%s", error)
-            told = os.pread(errors, 4096, 0).decode("utf-8", "replace").strip()
-            _tell(writable, FAILED, f"{error}{': ' if told else ''}{told.splitlines()[-1] if told else ''}")
+            printed = os.pread(errors, 4096, 0).decode("utf-8", "replace").strip()
+            _tell(writable, FAILED, f"{error}{': ' if printed else ''}{printed.splitlines()[-1] if printed else ''}")
         except Exception as error:  # the parent must hear of any failure
             logging.getLogger(__name__).exception("the mount failed")
             _tell(writable, b"", f"unexpected {type(error).__name__}: {error}")
