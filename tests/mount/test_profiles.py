@@ -167,7 +167,7 @@ def test_a_log_of_json_lines(prepared: Mounted, box: Sandbox) -> None:
 
 def test_a_rotated_log_stays_private(tmp_path: Path) -> None:
     program = (
-        "import logging, os, sys; from pathlib import Path; from cloudsimfs import logs; logs.LOG_SIZE = 200\n"
+        "import logging, os, sys; from pathlib import Path; from cloudsimfs.host import logs; logs.LOG_SIZE = 200\n"
         "os.umask(0); logs.set_up_logging(Path(sys.argv[1]), 'INFO')\n"
         "for number in range(50): logging.getLogger('x').info('line %d', number)"
     )
