@@ -116,10 +116,10 @@ def _check(settings: config.Settings, url: str, key: str) -> None:
 def logout(**given: Any) -> None:
     """Remove the key that `login` stored for the profile. Its settings stay, and so does what waits for upload."""
     settings = settings_of(given, new=True)
-    found = keys.forget(settings.profile)
-    if not found and settings.profile not in (profiles.DEFAULT, *profiles.names()):
+    removed = keys.forget(settings.profile)
+    if not removed and settings.profile not in (profiles.DEFAULT, *profiles.names()):
         raise config.unknown_profile(settings.profile)
-    click.echo(f"profile {settings.profile}: {'the key is removed' if found else 'no key was stored'}")
+    click.echo(f"profile {settings.profile}: {'the key is removed' if removed else 'no key was stored'}")
 
 
 @main.group("config")
@@ -146,12 +146,12 @@ def show(as_json: bool, **given: Any) -> None:
 def _key(settings: config.Settings) -> config.Value:
     named = settings.values["key-file"]
     try:
-        found = keys.find(settings.profile, named.value, of_profile=named.of_profile)
+        key = keys.find(settings.profile, named.value, of_profile=named.of_profile)
     except ConfigError as error:
         return config.Value(None, f"unusable: {error}", "none")
-    if found is None:
+    if key is None:
         return config.Value(None, f"nowhere: run `cloudsimfs login{profiles.option(settings.profile)}`", "none")
-    return config.Value("hidden", found.where, "hidden")
+    return config.Value("hidden", key.where, "hidden")
 
 
 def _plain(name: str, value: Any) -> Any:

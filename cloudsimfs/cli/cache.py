@@ -26,11 +26,11 @@ def cache() -> None:
 @click.option("--json", "as_json", is_flag=True, help="For programs; sizes in bytes.")
 def show(as_json: bool, **given: Any) -> None:
     """Show how much the cache holds, and where."""
-    found = {str(directory): measure(directory) for directory in _account_dirs(given)}
+    usage = {str(directory): measure(directory) for directory in _account_dirs(given)}
     if as_json:
-        click.echo(json.dumps({place: {"bytes": used, "files": files} for place, (used, files) in found.items()}))
+        click.echo(json.dumps({place: {"bytes": used, "files": files} for place, (used, files) in usage.items()}))
         return
-    for place, (used, files) in found.items():
+    for place, (used, files) in usage.items():
         click.echo(f"{place}: {mib(used)} in {count(files, 'file')}")
 
 

@@ -76,12 +76,12 @@ def check_device(device: str = "/dev/fuse") -> Finding:
 
 
 def check_fusermount() -> Finding:
-    found = shutil.which("fusermount3") or shutil.which("fusermount")
-    if found is None:
+    program = shutil.which("fusermount3") or shutil.which("fusermount")
+    if program is None:
         return Finding("fusermount3", "failure", "is missing", "sudo apt install fuse3")
-    if os.geteuid() != 0 and not os.stat(found).st_mode & 0o4000:
-        return Finding("fusermount3", "failure", f"{found} is not setuid root", f"sudo chmod u+s {found}")
-    return Finding("fusermount3", "ok", found)
+    if os.geteuid() != 0 and not os.stat(program).st_mode & 0o4000:
+        return Finding("fusermount3", "failure", f"{program} is not setuid root", f"sudo chmod u+s {program}")
+    return Finding("fusermount3", "ok", program)
 
 
 def check_fuse_conf(settings: config.Settings, file: Path | None = None) -> Finding:
@@ -102,13 +102,13 @@ def check_fuse_conf(settings: config.Settings, file: Path | None = None) -> Find
 
 def check_mountpoint(place: Path) -> Finding:
     """What fusermount3 asks of a directory before it mounts there for a user (its check_perm())."""
-    found, user = os.stat(place), _user()
+    status, user = os.stat(place), _user()
     if os.geteuid() == 0:
         return Finding(str(place), "ok", "root may mount everywhere")
     if not os.access(place, os.W_OK):
         text = f"{user} may not write to it, and a user mounts only where that is allowed"
         return Finding(str(place), "failure", text, f"sudo chown {user} {shlex.quote(str(place))}")
-    if found.st_mode & stat.S_ISVTX and found.st_uid != os.geteuid():
+    if status.st_mode & stat.S_ISVTX and status.st_uid != os.geteuid():
         text = f"it is sticky, as /tmp is, and not {user}'s"
         return Finding(str(place), "failure", text, f"mkdir {shlex.quote(f'{place}/cloud')}, and mount there")
     return Finding(str(place), "ok", f"{user} may mount there")
@@ -116,8 +116,10 @@ def check_mountpoint(place: Path) -> Finding:
 
 def check_mounting(place: Path, settings: config.Settings) -> None:
     """Raises MountError with everything that keeps the user from mounting there, and each remedy, at once."""
-    found = (check_device(), check_fuse_conf(settings), check_mountpoint(place))
-    wrong = [f"{each.what}: {each.text}; do: {each.remedy}" for each in found if each.level == "failure"]
+    findings = (check_device(), check_fuse_conf(settings), check_mountpoint(place))
+    wrong = [
+        f"{finding.what}: {finding.text}; do: {finding.remedy}" for finding in findings if finding.level == "failure"
+    ]
     if wrong:
         raise MountError(". ".join(wrong))
 
@@ -131,13 +133,13 @@ def _user() -> str:
 
 def check_updatedb(file: Path = Path("/etc/updatedb.conf")) -> Finding:
     try:
-        found = re.search(r'^\s*PRUNEFS\s*=\s*"?([^"\n]*)', file.read_text(), re.MULTILINE)
+        pruned = re.search(r'^\s*PRUNEFS\s*=\s*"?([^"\n]*)', file.read_text(), re.MULTILINE)
     except OSError:
         return Finding("updatedb", "ok", "not installed: nothing scans the mount at night")
-    if found is not None and mountpoint.FS_TYPE in found[1].split():
+    if pruned is not None and mountpoint.FS_TYPE in pruned[1].split():
         return Finding("updatedb", "ok", "skips the mount")
     remedy = f"""sudo sed -i 's/^\\s*PRUNEFS\\s*=\\s*"/&{mountpoint.FS_TYPE} /' {file}"""
-    if found is None:
+    if pruned is None:
         remedy = f"""echo 'PRUNEFS="{mountpoint.FS_TYPE}"' | sudo tee -a {file}"""
     return Finding("updatedb", "warning", "scans the mount at night, which costs API calls", remedy)
 

@@ -20,6 +20,6 @@ To load it in every new shell:
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
     """Print the completion script for SHELL: bash, zsh or fish."""
-    found = get_completion_class(shell)
-    assert found is not None
-    click.echo(found(main, {}, "cloudsimfs", "_CLOUDSIMFS_COMPLETE").source())
+    complete = get_completion_class(shell)
+    assert complete is not None
+    click.echo(complete(main, {}, "cloudsimfs", "_CLOUDSIMFS_COMPLETE").source())

@@ -37,15 +37,15 @@ _COLOURS = {"ok": "green", "warning": "yellow", "failure": "red"}
 def doctor(fix: bool, as_json: bool, **given: Any) -> None:
     """Check this machine, its mounts and the account. Makes at most 2 API calls, none with --offline."""
     settings = settings_of(given)
-    found = []
+    findings = []
     for finding in _findings(settings):
         finding = _repaired(finding, fix=fix, ask=not as_json)
-        found.append(finding)
+        findings.append(finding)
         if not as_json:
             _show(finding)
     if as_json:
-        click.echo(json.dumps([_plain(finding) for finding in found]))
-    if any(finding.level == "failure" for finding in found):
+        click.echo(json.dumps([_plain(finding) for finding in findings]))
+    if any(finding.level == "failure" for finding in findings):
         sys.exit(FAILED)
 
 

@@ -93,13 +93,13 @@ def _remove(profile: str) -> None:
 
 def _place(profile: str) -> Path:
     """The mount point that the profile names: a service has no other way to know one. Raises ConfigError."""
-    found = config.resolve({}, profile).values["mountpoint"]
-    if not found.of_profile:
+    setting = config.resolve({}, profile).values["mountpoint"]
+    if not setting.of_profile:
         raise ConfigError(
             f'profile {profile}: it names no mount point; put mountpoint = "~/cloud" below [profiles.{profile}] in '
             f"{profiles.config_file()}"
         )
-    return Path(found.value).absolute()
+    return Path(setting.value).absolute()
 
 
 # -- systemd ---------------------------------------------------------------------------------------------------

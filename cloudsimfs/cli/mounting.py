@@ -108,10 +108,10 @@ def _chosen(given: dict[str, Any], words: tuple[str, ...]) -> tuple[config.Setti
 
 def place_of(directory: Path | None, settings: config.Settings) -> Path:
     """The mount point: the one given, else the profile's. Raises ConfigError."""
-    found = directory or settings["mountpoint"]
-    if found is None:
+    place = directory or settings["mountpoint"]
+    if place is None:
         raise ConfigError(f"no mount point: name it, or put mountpoint = ... into the profile {settings.profile}")
-    return Path(found).absolute()
+    return Path(place).absolute()
 
 
 UMOUNT_EPILOG = """\
@@ -203,9 +203,9 @@ def _mounted_place(given: dict[str, Any]) -> Path:
     settings = settings_of(given)
     if settings["mountpoint"] is not None or not any_will_do:
         return place_of(None, settings)
-    found = mount_at_hand()
-    if found is not None:
-        return found
+    at_hand = mount_at_hand()
+    if at_hand is not None:
+        return at_hand
     dead = dead_mounts()
     if len(dead) > 1:
         raise MountError(f"several dead mounts ({', '.join(map(str, dead))}): name one")

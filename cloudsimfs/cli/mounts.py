@@ -31,10 +31,10 @@ def mount_at_hand(how: str = "name one") -> Path | None:
     """
     with contextlib.suppress(MountError, FileNotFoundError):
         return mount_of(Path.cwd())
-    found = [top for top in mountpoint.all_mounts() if mountpoint.state(top) == "ok" and _lets_us_in(top)]
-    if len(found) > 1:
-        raise MountError(f"several mounts ({', '.join(map(str, found))}): {how}")
-    return found[0] if found else None
+    mounts = [top for top in mountpoint.all_mounts() if mountpoint.state(top) == "ok" and _lets_us_in(top)]
+    if len(mounts) > 1:
+        raise MountError(f"several mounts ({', '.join(map(str, mounts))}): {how}")
+    return mounts[0] if mounts else None
 
 
 def _lets_us_in(top: Path) -> bool:
@@ -44,17 +44,17 @@ def _lets_us_in(top: Path) -> bool:
 def mount_meant(path: Path | None) -> Path:
     """The mount around `path`; without a path the one at hand. Raises MountError if there is none, or it is dead."""
     if path is not None:
-        found: Path | None = mount_of(path)
-        dead = [top for top in [found] if top and mountpoint.state(top) == "dead"]
+        meant: Path | None = mount_of(path)
+        dead = [top for top in [meant] if top and mountpoint.state(top) == "dead"]
     else:
-        found, dead = mount_at_hand(), dead_mounts()
-    if dead and found in (None, *dead):
+        meant, dead = mount_at_hand(), dead_mounts()
+    if dead and meant in (None, *dead):
         raise MountError("; ".join(map(_how_dead, dead)))
-    if found is None:
+    if meant is None:
         raise MountError("no cloudsimfs is mounted here; `cloudsimfs mount MOUNTPOINT` mounts one")
     for top in dead:
         click.echo(f"note: {_how_dead(top)}", err=True)
-    return found
+    return meant
 
 
 def dead_mounts() -> list[Path]:
@@ -70,6 +70,6 @@ def _how_dead(top: Path) -> str:
 
 
 def read_status(directory: Path) -> dict[str, Any]:
-    found = json.loads((directory / STATE / "status.json").read_text())
-    assert isinstance(found, dict)
-    return found
+    status = json.loads((directory / STATE / "status.json").read_text())
+    assert isinstance(status, dict)
+    return status

@@ -153,14 +153,14 @@ def describe(draft: Draft) -> str:
 
 def _named(drafts: list[Draft], names: Iterable[str]) -> list[Draft]:
     """The drafts with these names. Raises MountError if there is none of a name."""
-    found: dict[str, Draft] = {}
+    chosen: dict[str, Draft] = {}
     for name in names:
         pattern = name.lstrip("/")
         meant = [draft for draft in drafts if draft.id == name or fnmatch.fnmatchcase(draft.path, pattern)]
         if not meant and name != "*":
             raise MountError(f"{name}: there is nothing of that name to recover")
-        found.update((draft.id, draft) for draft in meant)
-    return list(found.values())
+        chosen.update((draft.id, draft) for draft in meant)
+    return list(chosen.values())
 
 
 def _save(top: Path | None, drafts: list[Draft], directory: Path) -> None:

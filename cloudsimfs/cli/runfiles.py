@@ -51,9 +51,9 @@ class RunFiles(Protocol):
 @contextmanager
 def reach(top: Path | None, settings: config.Settings, *, direct: bool) -> Iterator[RunFiles]:
     """Use the mount at `top`, else (unless `direct`) the one at hand, else none."""
-    found = mount_of(top) if top is not None else None if direct else mount_at_hand(CHOOSE)
-    if found is not None:
-        yield InMount(found)
+    mount = mount_of(top) if top is not None else None if direct else mount_at_hand(CHOOSE)
+    if mount is not None:
+        yield InMount(mount)
         return
     account = config.account(settings)
     with (
@@ -187,12 +187,12 @@ class RemoteStorage:
 
     def check_folder(self, path: str) -> None:
         try:
-            found = self._client.view(path)
+            view = self._client.view(path)
         except Refused:  # what v2 also says of a path that is not there
-            found = None
-        if found is None:
+            view = None
+        if view is None:
             raise NotFound(f"there is no folder {path!r} in the storage; upload the case first")
-        if not found.entry.is_dir:
+        if not view.entry.is_dir:
             raise NotDirectory(f"{path!r} is a file; a run needs its folder")
 
     def barrier(self, path: str) -> None:

@@ -64,8 +64,8 @@ _newest_run_argument = click.argument("run", metavar="[RUN]", required=False)
 
 def _all_runs(files: RunFiles) -> list[dict[str, Any]]:
     """The newest first."""
-    found: list[dict[str, Any]] = json.loads(files.read("runs.json"))
-    return found
+    listed: list[dict[str, Any]] = json.loads(files.read("runs.json"))
+    return listed
 
 
 def _run_id(files: RunFiles, run: str | None) -> int:
@@ -73,9 +73,9 @@ def _run_id(files: RunFiles, run: str | None) -> int:
     if run is not None and run.isascii() and run.isdigit():
         return int(run)
     folder = None if run is None else files.storage_path(run)
-    for found in _all_runs(files):
-        if folder is None or found["folder"].strip("/") == folder:
-            return int(found["id"])
+    for info in _all_runs(files):
+        if folder is None or info["folder"].strip("/") == folder:
+            return int(info["id"])
     raise NotFound(
         "there are no runs" if run is None else f"no run in a folder {run!r}; `cloudsimfs runs` lists them"
     )
@@ -99,13 +99,13 @@ def runs(files: RunFiles, as_json: bool) -> None:
 @_run_command
 def options(files: RunFiles, name: str | None, as_json: bool) -> None:
     """List the values that a launch may ask for: cpu, ram and scripts."""
-    found = {each: files.read(f"options/{each}").splitlines() for each in ([name] if name else NAMES)}
+    values = {each: files.read(f"options/{each}").splitlines() for each in ([name] if name else NAMES)}
     if as_json:
-        click.echo(json.dumps(found))
+        click.echo(json.dumps(values))
     elif name:
-        click.echo("\n".join(found[name]))
+        click.echo("\n".join(values[name]))
     else:
-        echo_table(["NAME", "VALUES"], [[each, " ".join(values)] for each, values in found.items()])
+        echo_table(["NAME", "VALUES"], [[option, " ".join(words)] for option, words in values.items()])
 
 
 @main.command()

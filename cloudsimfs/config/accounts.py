@@ -56,31 +56,31 @@ def account(settings: Settings) -> Account:
         raise ConfigError(f"no service address: give --url URL, set CLOUDSIMFS_URL, or run `{login}` once")
     url = check_base_url(url)
     named = settings.values["key-file"]
-    found = keys.find(settings.profile, named.value, of_profile=named.of_profile)
-    if found is None:
+    key = keys.find(settings.profile, named.value, of_profile=named.of_profile)
+    if key is None:
         raise ConfigError(
             f"no API key for {url}: run `{login}`, give --key-file FILE (the key, or the service's license file), "
             f"or set {keys.VARIABLE}"
         )
-    if found.stored:
-        _check_address(settings, found)
+    if key.stored:
+        _check_address(settings, key)
     return Account(
         url=url,
-        credentials=found.credentials,
-        key_source=found.where,
+        credentials=key.credentials,
+        key_source=key.where,
         api=settings["api"],
         key_in_query=settings["key-in-query"],
         calls_per_hour=settings["calls-per-hour"],
-        directory=account_dir(settings["cache-dir"], url, found.credentials.key),
+        directory=account_dir(settings["cache-dir"], url, key.credentials.key),
     )
 
 
-def _check_address(settings: Settings, found: keys.StoredKey) -> None:
+def _check_address(settings: Settings, key: keys.StoredKey) -> None:
     """Refuse to send a profile's key to another service. Raises ConfigError."""
     in_file = profiles.read(settings.profile).given.get("url")
     if in_file is not None and SETTINGS["url"].kind.parse(in_file.text) != settings["url"]:
         raise ConfigError(
-            f"the key in {found.where} is for {in_file.text}, and {settings.values['url'].source} names another "
+            f"the key in {key.where} is for {in_file.text}, and {settings.values['url'].source} names another "
             "service: give --key-file, or a --profile of its own"
         )
 
@@ -98,7 +98,7 @@ def account_dir(base: Path | None, url: str, key: str) -> Path:
 def account_dirs(base: Path | None, url: str | None) -> list[Path]:
     """The existing directories of all accounts, or of those at the service `url`."""
     name = "*" if url is None else f"{_service_name(url)}-????????"
-    return sorted(found.parent for found in cache_base(base).glob(f"{name}/data"))
+    return sorted(data.parent for data in cache_base(base).glob(f"{name}/data"))
 
 
 def state_dir(settings: Settings, owner: Account) -> Path:
@@ -125,4 +125,4 @@ def _service_name(url: str) -> str:
 
 def other_accounts(directory: Path) -> list[Path]:
     """The directories of other keys at the same service."""
-    return [found for found in directory.parent.glob(directory.name[:-8] + "*") if found != directory]
+    return [other for other in directory.parent.glob(directory.name[:-8] + "*") if other != directory]

@@ -83,15 +83,15 @@ def store_in_keyring(profile: str, key: str) -> None:
 
 def forget(profile: str) -> bool:
     """Remove the profile's key from its file and from the keyring. Returns whether there was one."""
-    file, found = profile_file(profile), False
+    file, removed = profile_file(profile), False
     with contextlib.suppress(FileNotFoundError):
         file.unlink()
-        found = True
+        removed = True
     if _keyring_get(profile) is not None:
         with contextlib.suppress(Exception):
             _keyring().delete_password(_SERVICE, profile)
-            found = True
-    return found
+            removed = True
+    return removed
 
 
 def _keyring() -> Any:

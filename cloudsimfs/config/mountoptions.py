@@ -40,23 +40,23 @@ class MountOptions:
 
 def parse(words: Iterable[str]) -> MountOptions:
     """Sort the words into ours and the kernel's. The last of two that contradict each other counts."""
-    found = MountOptions()
+    options = MountOptions()
     for word in words:
         name, equals, value = word.replace("\\,", ",").partition("=")
         setting = name.replace("_", "-")
         if word in _OURS:
             setting, value = _OURS[word]
-            found.settings[setting] = value
+            options.settings[setting] = value
         elif name in _IGNORED or name.startswith(("x-", "X-")):
             continue
         elif word in _KERNEL or (name in _KERNEL_VALUES and value):
-            found.kernel.append(word)
+            options.kernel.append(word)
         elif setting == "profile" or setting in DIRECT:
-            found.settings[setting] = _value(setting, equals, value)
+            options.settings[setting] = _value(setting, equals, value)
         else:
             known = [*DIRECT, "profile", *_OURS, *_KERNEL, *_KERNEL_VALUES, *_IGNORED]
             raise ConfigError(f"-o {name}: no such mount option{near(setting, known) or near(name, known)}")
-    return found
+    return options
 
 
 def with_source(source: str, words: Iterable[str]) -> str:

@@ -44,11 +44,11 @@ def resolve(given: Mapping[str, str | None], profile: str | None = None, *, new:
 
     The profile is `profile`, else CLOUDSIMFS_PROFILE, else the default one. `new`: the profile need not exist.
     """
-    found = profiles.read(profile or os.environ.get(PROFILE_VARIABLE) or None)
-    if not found.known and not new and found.name != profiles.DEFAULT:
-        raise unknown_profile(found.name, f"; make it: cloudsimfs login{profiles.option(found.name)}")
-    values = {name: _value(row, given.get(name), found.given.get(name)) for name, row in SETTINGS.items()}
-    return Settings(found.name, values)
+    in_file = profiles.read(profile or os.environ.get(PROFILE_VARIABLE) or None)
+    if not in_file.known and not new and in_file.name != profiles.DEFAULT:
+        raise unknown_profile(in_file.name, f"; make it: cloudsimfs login{profiles.option(in_file.name)}")
+    values = {name: _value(row, given.get(name), in_file.given.get(name)) for name, row in SETTINGS.items()}
+    return Settings(in_file.name, values)
 
 
 def unknown_profile(name: str, remedy: str = "") -> ConfigError:

@@ -35,26 +35,26 @@ class Kind:
 
 
 def _cache_size(text: str) -> int:
-    found = parse_size(text)
-    if found < LEAST_CACHE:
+    size = parse_size(text)
+    if size < LEAST_CACHE:
         raise ValueError("less than 1M; write for example 500M or 20G")
-    return found
+    return size
 
 
 def near(word: str, known: Iterable[str]) -> str:
     """`; did you mean X?` for a mistyped word, or nothing."""
-    found = get_close_matches(word, list(known), 1)
-    return f"; did you mean {found[0]}?" if found else ""
+    matches = get_close_matches(word, list(known), 1)
+    return f"; did you mean {matches[0]}?" if matches else ""
 
 
 def _seconds(text: str) -> float:
     try:
-        found = float(text)
+        seconds = float(text)
     except ValueError:
-        found = math.nan
-    if not 0 <= found < math.inf:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
         raise ValueError("not a number of seconds; write for example 60")
-    return found
+    return seconds
 
 
 def _count(text: str) -> int:

@@ -48,10 +48,10 @@ def set_up_logging(log_file: Path | None, level: str, log_format: str = "text") 
 def stderr_is_journal() -> bool:
     """Whether stderr is the journal's stream: systemd.exec(5) names its device and inode."""
     try:
-        found = os.fstat(2)
+        stream = os.fstat(2)
     except OSError:
         return False
-    return os.environ.get("JOURNAL_STREAM", "") == f"{found.st_dev}:{found.st_ino}"
+    return os.environ.get("JOURNAL_STREAM", "") == f"{stream.st_dev}:{stream.st_ino}"
 
 
 class _PrivateFile(RotatingFileHandler):

@@ -55,11 +55,11 @@ def prepare(mountpoint: Path) -> None:
 def mount_type(mountpoint: Path) -> str | None:
     """The type of the mount exactly there; None if there is none. Asks no filesystem, which might hang."""
     wanted = os.path.realpath(mountpoint.parent) + "/" + mountpoint.name if mountpoint.name else str(mountpoint)
-    found = None
+    kind = None
     for mount in _mount_table():
         if mount.place in (wanted, str(mountpoint)):
-            found = mount.type  # the last one lies on top
-    return found
+            kind = mount.type  # the last one lies on top
+    return kind
 
 
 def all_mounts() -> list[Path]:

@@ -60,8 +60,8 @@ def find_drafts(directory: Path) -> list[Draft]:
         return []
     drafts = [row for row in read_drafts(journal) if row.kept or not mounted]
     closed = [] if mounted else read_closed(journal)
-    found = [*(draft_of(row, data) for row in drafts), *(_closed_of(row, data) for row in closed)]
-    return [draft for draft in found if not is_local_name(paths.name(draft.path))]
+    listed = [*(draft_of(row, data) for row in drafts), *(_closed_of(row, data) for row in closed)]
+    return [draft for draft in listed if not is_local_name(paths.name(draft.path))]
 
 
 def copy_out(draft: Draft, directory: Path, taken: Collection[Path] = ()) -> Path:
