@@ -169,7 +169,7 @@ def test_renames_and_deletes_survive_a_kill(box: Sandbox, mount: MountFactory) -
 def test_a_dead_mount_is_replaced(m: Mounted) -> None:
     (m.path / "f").write_bytes(b"f")
     m.kill()
-    assert errno_of(lambda: os.listdir(m.path)) in (errno.ENOTCONN, errno.ECONNABORTED)
+    assert errno_of(lambda: os.listdir(m.path)) == errno.ENOTCONN
     m.start()
     assert m.settle() == {"f": b"f"}
     m.kill()
@@ -209,17 +209,12 @@ def test_uploads_are_tried_again(
 
 
 @pytest.mark.parametrize("kind", ["truncate", "reset", "expired", "html"])
-def test_reads_are_whole_or_fail(box: Sandbox, mount: MountFactory, kind: str) -> None:
+def test_reads_are_whole(box: Sandbox, mount: MountFactory, kind: str) -> None:
     data = os.urandom(3_000_000)
     box.put("f", data)
     m = mount()
     box.faults.add("object-get", kind, times=1)
-    found = 0
-    try:
-        assert (m.path / "f").read_bytes() == data
-    except OSError as error:
-        found = error.errno or 0
-    assert found in (0, errno.EIO, errno.EHOSTUNREACH)
+    assert (m.path / "f").read_bytes() == data
     box.faults.clear()
     assert (m.path / "f").read_bytes() == data
 

@@ -12,7 +12,6 @@ from cloudsimfs.sandbox import Sandbox
 from harness import Mounted, MountFactory, errno_of, read_tree, switch_off
 
 TREE = {"d/x": b"x" * 1000, "d/e/y": b"yy", "unread": b"unread" * 10, "never/z": b"z"}
-NO_ANSWER = {errno.EIO, errno.EHOSTUNREACH, errno.ETIMEDOUT}
 
 
 def walk(top: Path) -> list[str]:
@@ -124,7 +123,7 @@ def test_a_known_account_is_mounted_on_a_dead_network(box: Sandbox, mount: Mount
     check_known(m)
     (m.path / "d/new").write_bytes(b"new")
     assert (m.path / "d/new").read_bytes() == b"new"
-    assert errno_of((m.path / "unread").read_bytes) in NO_ANSWER
+    assert errno_of((m.path / "unread").read_bytes) == errno.EHOSTUNREACH
     assert sorted(os.listdir(m.path / "d")) == ["e", "new", "x"]
 
 
@@ -153,7 +152,7 @@ def test_the_network_dies_while_mounted_and_comes_back(box: Sandbox, mount: Moun
     assert sorted(os.listdir(m.path / "d")) == ["e", "new", "x"]
     assert os.listdir(m.path / "d/e") == []
     assert (m.path / "d/x").read_bytes() == TREE["d/x"], "cached"
-    assert errno_of((m.path / "never/z").stat) in NO_ANSWER
+    assert errno_of((m.path / "never/z").stat) == errno.EHOSTUNREACH
     box.faults.clear()
     expected = {name: data for name, data in TREE.items() if name != "d/e/y"} | {"d/new": b"new"}
     m.flush()
@@ -175,7 +174,7 @@ def test_a_failing_listing_removes_no_name(box: Sandbox, mount: MountFactory, ki
         assert sorted(os.listdir(m.path / "d")) == ["e", "x"]
         check_known(m)
     if kind != "hang":  # what is not known has nothing but the call to wait for
-        assert errno_of((m.path / "never/z").stat) in NO_ANSWER
+        assert errno_of((m.path / "never/z").stat) == errno.EIO
     (m.path / "d/new").write_bytes(b"new")
     os.rename(m.path / "d/new", m.path / "d/newer")
     assert sorted(os.listdir(m.path / "d")) == ["e", "newer", "x"]
