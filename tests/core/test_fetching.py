@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from cloudsimfs.datacache.cache import DataCache
-from cloudsimfs.datacache.content import Content
+from cloudsimfs.datacache.content import BLOCK, Content
 from cloudsimfs.errors import Cancelled, CloudsimfsError, NoSpace, ServiceError
 from cloudsimfs.host import disk
 from cloudsimfs.prefetch import fetcher
@@ -109,6 +109,17 @@ def test_what_was_written_meanwhile_is_not_fetched_over(box: Sandbox, content: C
     reader.join()
     expected = DATA[:3_000_000] + b"mine" * 1000 + DATA[3_004_000:5_000_000]
     assert content.read(0, len(DATA)) == expected
+
+
+def test_an_upload_reads_nothing_once_the_file_is_changed(content: Content) -> None:
+    """The change is made known before the first byte of it is written."""
+    content.complete()
+    wanted = iter([True, True, False])
+    blocks = content.blocks(lambda: next(wanted))
+    assert next(blocks) + next(blocks) == DATA[: 2 * BLOCK]
+    content.write(b"mine", 3_000_000)
+    with pytest.raises(Cancelled):
+        next(blocks)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import pytest
 
 from cloudsimfs.clock import SystemClock
 from cloudsimfs.sandbox import Sandbox
+from cloudsimfs.service import LaunchRequest
 from cloudsimfs.writeback import fsyncer
 from harness import wait_until
 from syncing import Synced, wrap
@@ -92,6 +93,11 @@ def test_a_round_that_failed_is_made_up_for(
     assert synced == []
     files.fsyncer.sync()
     assert [each.what for each in synced] == ALL
+
+
+def test_a_launch_is_on_the_disk_before_it_is_sent(files: Any, synced: list[Synced]) -> None:
+    files.journal.intend_launch(LaunchRequest("2", "standard", "heat2d-1.0", "case", None, None), None, [])
+    assert [each.what for each in synced] == ["rows"]
 
 
 def failing(_: int) -> None:

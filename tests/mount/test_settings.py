@@ -90,10 +90,24 @@ def test_values_as_a_profile_may_write_them(write_config: WriteConfig, home: Pat
     assert found["log-level"] == "DEBUG"
 
 
-def test_every_setting_has_a_default_that_is_one_of_its_values() -> None:
-    for row in SETTINGS.values():
-        if row.default is not None:
-            row.kind.parse(row.default)
+def test_what_holds_where_nothing_is_set(home: Path) -> None:
+    assert home.is_dir()
+    found = config.resolve({})
+    assert {name: found[name] for name in SETTINGS if found[name] is not None} == {
+        "api": "auto",
+        "key-in-query": False,
+        "cache-size": 20 << 30,
+        "ttl": 60.0,
+        "run-ttl": 15.0,
+        "write-back": 2.0,
+        "fsync": "local",
+        "offline": False,
+        "read-only": False,
+        "allow-other": False,
+        "umask": 0o022,
+        "log-level": "INFO",
+        "log-format": "text",
+    }
 
 
 # -- what is wrong ---------------------------------------------------------------------------------------------

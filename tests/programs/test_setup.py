@@ -111,18 +111,26 @@ def test_the_tests_need_fuse3(bare: dict[str, str]) -> None:
     assert "warning" not in done.stderr
 
 
-@pytest.mark.parametrize("failing", ["update", "install"])
-def test_setup_goes_on_if_fuse3_cannot_be_installed(bare: dict[str, str], tmp_path: Path, failing: str) -> None:
-    """No network, no such package, no rights: apt-get says why."""
-    for name, text in {
-        "apt-get": f'for word; do [ "$word" != {failing} ] || exit 100; done',
-        "id": "echo 0",
-        "ls": "exit 1",  # no package lists yet
-    }.items():
-        program = tmp_path / "bin" / name
+def replace_programs(directory: Path, scripts: dict[str, str]) -> None:
+    """Have the programs of these names run these scripts."""
+    for name, text in scripts.items():
+        program = directory / name
         program.unlink(missing_ok=True)
         program.write_text(f"#!/bin/sh\n{text}\n")
         program.chmod(0o755)
+
+
+@pytest.mark.parametrize("failing", ["update", "install"])
+def test_setup_goes_on_if_fuse3_cannot_be_installed(bare: dict[str, str], tmp_path: Path, failing: str) -> None:
+    """No network, no such package, no rights: apt-get says why."""
+    replace_programs(
+        tmp_path / "bin",
+        {
+            "apt-get": f'for word; do [ "$word" != {failing} ] || exit 100; done',
+            "id": "echo 0",
+            "ls": "exit 1",  # no package lists yet
+        },
+    )
     done = shell("scripts/setup", "--venv", env=bare)
     assert done.returncode == 0, done.stderr
     assert "setup: warning: " in done.stderr
@@ -130,11 +138,7 @@ def test_setup_goes_on_if_fuse3_cannot_be_installed(bare: dict[str, str], tmp_pa
 
 
 def test_who_may_not_install_is_told_what_to_type(bare: dict[str, str], tmp_path: Path) -> None:
-    for name, text in {"apt-get": "exit 1", "id": "echo 1000"}.items():
-        program = tmp_path / "bin" / name
-        program.unlink(missing_ok=True)
-        program.write_text(f"#!/bin/sh\n{text}\n")
-        program.chmod(0o755)
+    replace_programs(tmp_path / "bin", {"apt-get": "exit 1", "id": "echo 1000"})
     done = shell("scripts/setup", "--venv", env=bare)
     assert done.returncode == 0, done.stderr
     assert "sudo apt-get update && sudo apt-get install -y fuse3" in done.stderr
