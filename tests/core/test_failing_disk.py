@@ -13,7 +13,7 @@ import pytest
 
 from cloudsimfs.clock import SystemClock
 from cloudsimfs.datacache.content import Content
-from cloudsimfs.errors import CloudsimfsError, NoSpace
+from cloudsimfs.errors import CloudsimfsError, FsError, NoSpace, TryAgain
 from cloudsimfs.sandbox import Sandbox
 from cloudsimfs.vfs.names import is_local_name
 from harness import patient, wait_until
@@ -103,6 +103,26 @@ def test_a_file_can_be_stored_after_its_close_failed(
                 step(fh)
             except (NoSpace, OverflowError):
                 pass
+    fh = files.handles.open("f", os.O_WRONLY | os.O_TRUNC)
+    files.handles.write(fh, b"second", 0)
+    files.handles.flush(fh)
+    files.handles.release(fh)
+    files.writeback.drain(timeout=patient(30))
+    assert box.files() == {"f": b"second"}
+
+
+def test_a_close_that_failed_holds_a_barrier_up(box: Sandbox, files: Any) -> None:
+    """A run must not start over a file of which only the user's program was told that it was not kept."""
+    fh = files.handles.create("f", 0o644, os.O_WRONLY)
+    files.handles.write(fh, b"first", 0)
+    unwritable(files, yes=True)
+    with pytest.raises(FsError):
+        files.handles.flush(fh)
+    files.handles.release(fh)
+    unwritable(files, yes=False)
+    with pytest.raises(TryAgain, match="write it again"):
+        files.writeback.drain(timeout=patient(30))
+    files.writeback.drain("elsewhere", timeout=patient(30))
     fh = files.handles.open("f", os.O_WRONLY | os.O_TRUNC)
     files.handles.write(fh, b"second", 0)
     files.handles.flush(fh)

@@ -204,6 +204,21 @@ def test_a_mesh(box: Sandbox, m: Mounted, api: str) -> None:
 
 
 @pytest.mark.parametrize("api", ["v2"])
+def test_case_and_mesh_are_stored_before_the_launch(box: Sandbox, mount: MountFactory) -> None:
+    box.populate(SHORT)
+    box.put("mesh/points", b"1 2 3")
+    m = mount(write_back=3600)
+    for path in ("case/added", "mesh/points", "other"):
+        (m.path / path).parent.mkdir(exist_ok=True)
+        (m.path / path).write_bytes(b"4 5 6")
+    sims = Simulations(m)
+    assert sims.write("launch", f"{WORDS} mesh=mesh") == 0, sims.read("error")
+    stored = box.files()
+    assert (stored["case/added"], stored["mesh/points"]) == (b"4 5 6", b"4 5 6")
+    assert "other" not in stored
+
+
+@pytest.mark.parametrize("api", ["v2"])
 def test_options_that_are_new_are_found(box: Sandbox, m: Mounted) -> None:
     """What was looked up is kept for long; a value that is not among it is worth another look after ten minutes."""
     sims = Simulations(m)
