@@ -52,8 +52,8 @@ class Operations(Callbacks):  # type: ignore[misc]  # the fallback binding has n
         on_init: Callable[[], None],
         on_destroy: Callable[[], None],
     ) -> None:
-        """`timeout` is seconds for which the kernel may answer by itself. `on_init` and `on_destroy` run when the kernel
-        mounts and unmounts.
+        """`timeout` is seconds for which the kernel may answer by itself. `on_init` runs when the kernel mounts,
+        `on_destroy` when it unmounts.
         """
         self._filesystem = filesystem
         self._tree = filesystem.tree

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from cloudsimfs.datacache.cache import DataCache
-from cloudsimfs.datacache.content import BLOCK, Content
+from cloudsimfs.datacache.content import UPLOAD_BLOCK, Content
 from cloudsimfs.errors import Cancelled, CloudsimfsError, NoSpace, ServiceError
 from cloudsimfs.host import disk
 from cloudsimfs.prefetch import fetcher
@@ -116,7 +116,7 @@ def test_an_upload_reads_nothing_once_the_file_is_changed(content: Content) -> N
     content.complete()
     wanted = iter([True, True, False])
     blocks = content.blocks(lambda: next(wanted))
-    assert next(blocks) + next(blocks) == DATA[: 2 * BLOCK]
+    assert next(blocks) + next(blocks) == DATA[: 2 * UPLOAD_BLOCK]
     content.write(b"mine", 3_000_000)
     with pytest.raises(Cancelled):
         next(blocks)
