@@ -97,4 +97,4 @@ def test_a_refused_delete_of_what_is_gone_is_done(box: Sandbox, files: FileSyste
     box.remove("f")
     box.faults.add("delete", "status", status=403, body='{"errors": ["A technical problem has occurred."]}')
     files.writeback.drain(timeout=patient(30))
-    assert files.writeback.pending() == []
+    wait_until(lambda: not files.writeback.pending(), "the job has ended too")
