@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import re
 import subprocess
@@ -160,6 +161,32 @@ def test_a_key_in_many_hands(box: Sandbox, m: Mounted) -> None:
     assert len(box.runs()) == 1
     assert told == [f"{ids(box)[0]}\n"] * 2
     assert box.calls.counts()["launch"] == 1
+
+
+@pytest.mark.parametrize("api", ["v2"])
+def test_a_launch_waits_for_the_one_of_another_process(box: Sandbox, m: Mounted) -> None:
+    """One at a time, so that each sees what the one before has recorded."""
+    sims = Simulations(m)
+    (data,) = m.cache.glob("**/data")
+    with open(data.with_name("launch.lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        thread = threading.Thread(target=sims.launch)
+        thread.start()
+        thread.join(2.0)
+        assert thread.is_alive()
+        assert box.calls.counts()["launch"] == 0
+    thread.join()
+    assert len(box.runs()) == 1
+
+
+@pytest.mark.parametrize("api", ["v2"])
+def test_a_key_stands_for_its_words(box: Sandbox, m: Mounted) -> None:
+    sims = Simulations(m)
+    assert sims.write("launch", f"{WORDS} key=k") == 0, sims.read("error")
+    assert sims.write("launch", f"{WORDS} key=k") == 0, "the same again is the same run"
+    assert sims.write("launch", f"{WORDS} nopre=0 key=k") == errno.EINVAL
+    assert "take a new key" in sims.read("error")
+    assert len(box.runs()) == 1
 
 
 @pytest.mark.parametrize("api", ["v2"])
