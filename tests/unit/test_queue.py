@@ -56,3 +56,42 @@ def test_an_end_waits_once_for_all_that_is_stuck(monkeypatch: pytest.MonkeyPatch
         queue.stop(timeout=5)
     stuck.set()
     assert clock.monotonic() - started == 5
+
+
+# -- who waits for whom ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("first", "whole_folder", "second", "second_whole", "waits"),
+    [
+        ("d/f", False, "d/f", False, True),
+        ("d/f", False, "d/g", False, False),
+        ("d", True, "d/e/f", False, True),
+        ("d", False, "d/f", False, True),
+        ("d/e/f", False, "d", True, True),
+        ("d/e/f", False, "d", False, False),
+        ("de/f", False, "d", True, False),
+    ],
+)
+def test_jobs_of_one_path_come_one_after_the_other(
+    first: str, whole_folder: bool, second: str, second_whole: bool, waits: bool
+) -> None:
+    """And nothing runs below a folder that a job has as a whole."""
+    queue = WorkQueue(clock=SystemClock(), workers=2, name="test")
+    begun, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def hold(_: Job) -> None:
+        begun.set()
+        assert go_on.wait(patient(20))
+
+    queue.start({"upload": hold, "delete": lambda _: ended.set()})
+
+    try:
+        queue.put(Job("upload", first, whole_folder=whole_folder), delay=0.0)
+        assert begun.wait(patient(20))
+        queue.put(Job("delete", second, whole_folder=second_whole), delay=0.0)
+        assert ended.wait(0.1 if waits else patient(20)) != waits
+    finally:
+        go_on.set()
+    assert ended.wait(patient(20)), "it runs in the end"
+    queue.stop(timeout=5)
