@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import Future
 from typing import Any, cast
 
 import pytest
@@ -54,8 +53,8 @@ class Service:
         return self.left.pop(0)
 
 
-def source(service: Service, link: Future[Download] | None = None) -> Source:
-    return Source(cast(Client, service), ENTRY, link=link)
+def source(service: Service, earlier: Source | None = None) -> Source:
+    return Source(cast(Client, service), ENTRY, earlier=earlier)
 
 
 def test_a_reply_of_another_version_is_refused() -> None:
@@ -76,10 +75,10 @@ def test_a_reply_without_an_etag_is_believed() -> None:
 
 def test_an_earlier_versions_link_has_to_prove_what_it_serves() -> None:
     """Without a size its reply may be the version before: a link is asked for."""
-    link: Future[Download] = Future()
-    link.set_result(Download("https://h/old"))
+    earlier = source(Service(Reply('"old"')))
+    earlier.read(0, 4)
     unproved = Reply(None, total=None)
     service = Service(unproved, Reply(None))
-    assert source(service, link).read(0, 4) == b"data"
+    assert source(service, earlier).read(0, 4) == b"data"
     assert unproved.closed
     assert service.links == 1
