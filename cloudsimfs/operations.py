@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from cloudsimfs import paths
+from cloudsimfs.concurrency.handletable import HandleTable
 from cloudsimfs.control.files import ControlFiles, is_control, is_control_handle
 from cloudsimfs.errors import Invalid, NotPermitted, NotSupported
 from cloudsimfs.fuse.binding import (
@@ -25,7 +26,6 @@ from cloudsimfs.fuse.binding import (
 from cloudsimfs.fuse.callback import callback
 from cloudsimfs.fuse.pagecache import KernelCache
 from cloudsimfs.fuse.previews import is_preview
-from cloudsimfs.handletable import HandleTable
 from cloudsimfs.inode import ST_BLOCK, Attr
 from cloudsimfs.vfs.attrs import path_ino
 from cloudsimfs.vfs.filesystem import FileSystem

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from cloudsimfs import paths
 from cloudsimfs.clock import Clock
+from cloudsimfs.concurrency.handletable import HandleTable
 from cloudsimfs.control.simulations import SIMULATIONS, Simulations
 from cloudsimfs.control.state import STATE, MountState
 from cloudsimfs.control.virtual import File, Folder, Link, Node, kind
@@ -24,7 +25,6 @@ from cloudsimfs.errors import (
     NotDirectory,
     ServiceError,
 )
-from cloudsimfs.handletable import HandleTable
 from cloudsimfs.inode import Attr
 from cloudsimfs.vfs.attributes import Owner
 from cloudsimfs.vfs.attrs import path_ino

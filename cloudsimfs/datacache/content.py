@@ -17,6 +17,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from cloudsimfs.concurrency.waiting import Interrupted, never
 from cloudsimfs.datacache.ancestry import Ancestry
 from cloudsimfs.datacache.rangelog import RangeLog
 from cloudsimfs.datacache.sparsefile import SparseFile
@@ -27,7 +28,6 @@ from cloudsimfs.prefetch.fetcher import CacheSpace, Fetcher, Waiter
 from cloudsimfs.prefetch.ranges import RangeSet
 from cloudsimfs.prefetch.readahead import MAX_AHEAD, MAX_PIECE, Window
 from cloudsimfs.prefetch.source import Source
-from cloudsimfs.waiting import Interrupted, never
 
 UPLOAD_BLOCK = 1 << 20  # bytes read from disk at a time for an upload
 MAX_COMPARED = 4 << 20  # bytes; what was read of an old version and may be fetched of the new one to compare

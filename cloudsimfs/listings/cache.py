@@ -17,9 +17,9 @@ from cachetools import TTLCache
 
 from cloudsimfs import paths
 from cloudsimfs.clock import Clock
+from cloudsimfs.concurrency.singleflight import Holds
 from cloudsimfs.listings.store import ListingStore
 from cloudsimfs.service.model import Entry
-from cloudsimfs.singleflight import Holds
 
 CHANGING_TTL = 3.0  # seconds that a listing is fresh while results are arriving in its folder
 NEVER = -math.inf

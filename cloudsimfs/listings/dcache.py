@@ -20,6 +20,8 @@ from functools import partial
 
 from cloudsimfs import paths
 from cloudsimfs.clock import Clock
+from cloudsimfs.concurrency.singleflight import Flight, SingleFlight
+from cloudsimfs.concurrency.waiting import Interrupted, never
 from cloudsimfs.errors import (
     Cancelled,
     KeyRefused,
@@ -37,8 +39,6 @@ from cloudsimfs.listings.store import ListingStore
 from cloudsimfs.listings.walks import Walks
 from cloudsimfs.service import Client
 from cloudsimfs.service.model import Entry
-from cloudsimfs.singleflight import Flight, SingleFlight
-from cloudsimfs.waiting import Interrupted, never
 
 log = logging.getLogger(__name__)
 

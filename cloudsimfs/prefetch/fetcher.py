@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack
 from typing import Protocol
 
-from cloudsimfs import backoff
+from cloudsimfs.concurrency import backoff
+from cloudsimfs.concurrency.waiting import Interrupted, never, wait_for
 from cloudsimfs.errors import (
     BadReply,
     CloudsimfsError,
@@ -33,7 +34,6 @@ from cloudsimfs.prefetch.ranges import RangeSet
 from cloudsimfs.prefetch.readahead import Readahead, Window, cut
 from cloudsimfs.prefetch.source import Source
 from cloudsimfs.service.model import Entry
-from cloudsimfs.waiting import Interrupted, never, wait_for
 
 log = logging.getLogger(__name__)
 

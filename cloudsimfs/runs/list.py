@@ -24,6 +24,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from cloudsimfs.clock import Clock
+from cloudsimfs.concurrency.singleflight import SingleFlight
 from cloudsimfs.errors import (
     KeyRefused,
     NoSuchEntry,
@@ -35,7 +36,6 @@ from cloudsimfs.errors import (
 from cloudsimfs.runs.logcache import NEVER, LogCache
 from cloudsimfs.runs.store import RunStore, public
 from cloudsimfs.service import Client, Simulation, Urgency
-from cloudsimfs.singleflight import SingleFlight
 
 log = logging.getLogger(__name__)
 

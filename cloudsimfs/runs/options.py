@@ -12,10 +12,10 @@ from concurrent.futures import wait
 from functools import partial
 
 from cloudsimfs.clock import Clock
+from cloudsimfs.concurrency.singleflight import Holds, SingleFlight
 from cloudsimfs.errors import Invalid, ServiceError
 from cloudsimfs.runs.store import RunStore
 from cloudsimfs.service import Client, Urgency
-from cloudsimfs.singleflight import Holds, SingleFlight
 
 NAMES = ("cpu", "ram", "scripts")
 OPTIONS_TTL = 24 * 3600.0  # seconds; the options hardly ever change

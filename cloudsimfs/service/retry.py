@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from cloudsimfs import backoff
 from cloudsimfs.clock import Clock
+from cloudsimfs.concurrency import backoff
 from cloudsimfs.errors import Cancelled, ServiceError
 
 log = logging.getLogger(__name__)

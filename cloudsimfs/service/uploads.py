@@ -16,8 +16,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from cloudsimfs import backoff
 from cloudsimfs.clock import Clock
+from cloudsimfs.concurrency import backoff
 from cloudsimfs.errors import LinkExpired, ServerFault, ServiceError, TimedOut, Unreachable
 from cloudsimfs.service.body import Body, Progress
 from cloudsimfs.service.model import Stored

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 
 from cloudsimfs import paths
 from cloudsimfs.clock import Clock
+from cloudsimfs.concurrency.waiting import Interrupted
 from cloudsimfs.config import KERNEL_SHARE, Config, cache_limit
 from cloudsimfs.datacache.cache import DataCache
 from cloudsimfs.journal.journal import Journal
@@ -23,7 +24,6 @@ from cloudsimfs.vfs.recovery import Recovery
 from cloudsimfs.vfs.rename import rename
 from cloudsimfs.vfs.replay import replay
 from cloudsimfs.vfs.tree import Tree
-from cloudsimfs.waiting import Interrupted
 from cloudsimfs.writeback.fsyncer import Fsyncer
 from cloudsimfs.writeback.queue import Runner
 from cloudsimfs.writeback.uploads import Writeback

@@ -18,13 +18,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from cloudsimfs.concurrency.waiting import Interrupted, never
 from cloudsimfs.datacache.cache import DataCache
 from cloudsimfs.datacache.content import Content
 from cloudsimfs.errors import BadHandle, BudgetSpent, CloudsimfsError, Invalid, NoSpace, Stale
 from cloudsimfs.inode import ANYBODY, Inode, WriteState
 from cloudsimfs.vfs import changes
 from cloudsimfs.vfs.tree import Tree
-from cloudsimfs.waiting import Interrupted, never
 from cloudsimfs.writeback.fsyncer import Fsyncer
 from cloudsimfs.writeback.uploads import Writeback
 

@@ -17,8 +17,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cloudsimfs import backoff, paths
+from cloudsimfs import paths
 from cloudsimfs.clock import Clock
+from cloudsimfs.concurrency import backoff
 from cloudsimfs.errors import Cancelled, CloudsimfsError, NotFinished, TryAgain
 from cloudsimfs.text import agree, count
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 
 from cloudsimfs import paths
 from cloudsimfs.clock import Clock
+from cloudsimfs.concurrency.waiting import Interrupted, never
 from cloudsimfs.errors import (
     Cancelled,
     CloudsimfsError,
@@ -32,7 +33,6 @@ from cloudsimfs.inode import ANYBODY, NOBODY, Inode, WriteState
 from cloudsimfs.journal.journal import Journal
 from cloudsimfs.service import Client
 from cloudsimfs.text import agree, count, listed
-from cloudsimfs.waiting import Interrupted, never
 from cloudsimfs.writeback.deletes import PendingDeletes
 from cloudsimfs.writeback.dependents import Dependents
 from cloudsimfs.writeback.fsyncer import Fsyncer

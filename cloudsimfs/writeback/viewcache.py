@@ -15,9 +15,9 @@ from collections.abc import Callable
 
 from cloudsimfs import paths
 from cloudsimfs.clock import Clock
+from cloudsimfs.concurrency.waiting import Interrupted
 from cloudsimfs.errors import NotOffered
 from cloudsimfs.service import Client, Urgency
-from cloudsimfs.waiting import Interrupted
 from cloudsimfs.writeback.queue import Job, WorkQueue
 
 log = logging.getLogger(__name__)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cloudsimfs import backoff
+from cloudsimfs.concurrency import backoff
 
 
 @pytest.mark.parametrize(("failures", "longest"), [(1, 1.0), (2, 2.0), (4, 8.0), (20, 300.0), (10**6, 300.0)])

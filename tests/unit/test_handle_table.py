@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from cloudsimfs.concurrency.handletable import HandleTable
 from cloudsimfs.errors import BadHandle
-from cloudsimfs.handletable import HandleTable
 
 
 def test_a_handle_is_used_once() -> None:

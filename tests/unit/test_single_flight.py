@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor, wait
 import pytest
 
 from cloudsimfs.clock import ManualClock
+from cloudsimfs.concurrency.singleflight import Holds, SingleFlight
 from cloudsimfs.errors import Cancelled, Unreachable
-from cloudsimfs.singleflight import Holds, SingleFlight
 from harness import patient, wait_until
 
 HOLD = 5.0  # seconds

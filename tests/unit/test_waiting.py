@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
+from cloudsimfs.concurrency.waiting import never, wait_for
 from cloudsimfs.errors import Cancelled
-from cloudsimfs.waiting import never, wait_for
 
 
 def test_a_wait_ends_when_it_is_done() -> None:

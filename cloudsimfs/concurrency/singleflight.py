@@ -16,8 +16,8 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Generic, NoReturn, TypeVar
 
 from cloudsimfs.clock import Clock
+from cloudsimfs.concurrency.waiting import never
 from cloudsimfs.errors import Cancelled, ServiceError
-from cloudsimfs.waiting import never
 
 K = TypeVar("K")
 T = TypeVar("T")
