@@ -28,7 +28,7 @@ from cloudsimfs.service.model import Entry
 from cloudsimfs.vfs.attributes import Attributes, Owner, stored_fingerprint
 from cloudsimfs.vfs.names import HIDDEN_PREFIX, unknown_folder
 from cloudsimfs.vfs.overlay import Overlay
-from cloudsimfs.vfs.settle import settle
+from cloudsimfs.vfs.settle import Settlement, drop_content
 from cloudsimfs.writeback.uploads import Writeback
 
 log = logging.getLogger(__name__)
@@ -58,6 +58,7 @@ class Tree:
         self.dependents = writeback.dependents
         self.journal = journal
         self._clock = clock
+        self._settlement = Settlement(self.overlay, self.attributes, datacache, writeback, journal, clock)
         self.born_at = self.monotonic()  # listings asked for later may have news of what the journal speaks of
         self._seen: dict[str, float] = {}  # asked_at of the last listing reconciled; guarded by lock
 
@@ -117,7 +118,7 @@ class Tree:
             if self._seen.get(directory) != listing.asked_at:
                 self._seen[directory] = listing.asked_at
                 for verdict in self.overlay.reconcile(directory, listing.names, listing.asked_at):
-                    settle(self, verdict)
+                    self._settlement.settle(verdict)
         return listing
 
     def readdir(self, path: str, *, hidden: bool = False) -> list[tuple[str, Attr]]:
@@ -135,12 +136,6 @@ class Tree:
                 for name, node in self.overlay.merge(path, listing.names)
                 if hidden or not name.startswith(HIDDEN_PREFIX)
             ]
-
-    def drop_content(self, inode: Inode) -> None:
-        if inode.opens == 0:
-            for content in (inode.content, inode.closed_content):
-                if content is not None:
-                    self.journal.on_commit(content.drop)
 
     # -- attributes --------------------------------------------------------------------------------------
 
@@ -252,7 +247,7 @@ class Tree:
                         inode.content.release()
                     inode.pinned = False
                     if inode.unlinked:
-                        self.drop_content(inode)
+                        drop_content(self.journal, inode)
                     elif not inode.has_local_truth and self.overlay.get(inode.path) is inode:
                         self.overlay.pop(inode.path)
 
@@ -306,7 +301,7 @@ class Tree:
             if inode.attr.ino is not None:
                 self.journal.drop_file(inode.attr.ino)
             if inode.state is not WriteState.CLEAN:
-                self.drop_content(inode)
+                drop_content(self.journal, inode)
 
     def keep_folder(self, path: str, listing: Listing) -> None:
         """A folder that was just emptied stays, as on any filesystem, though the service forgets it."""

@@ -20,8 +20,8 @@ from cloudsimfs.inode import Tombstone
 from cloudsimfs.journal.journal import Journal
 from cloudsimfs.operations import Operations
 from cloudsimfs.service import Client
-from cloudsimfs.vfs import settle
 from cloudsimfs.vfs.adoption import Handover
+from cloudsimfs.vfs.settle import Settlement
 from cloudsimfs.writeback.fsyncer import Fsyncer
 from cloudsimfs.writeback.uploads import Writeback
 
@@ -31,14 +31,14 @@ def always(*_: Any, **__: Any) -> bool:
 
 
 # The step's name, the function that makes it, and which of its calls count; by the numbers of journal.py.
-POINTS: dict[str, tuple[Any, str, Callable[..., bool]]] = {
+POINTS: dict[str, tuple[type, str, Callable[..., bool]]] = {
     "1-written": (Content, "write", always),
     "2-committed": (Writeback, "commit", lambda _, inode, **__: inode.committed),
     "3-closed": (Operations, "release", always),
     "4-synced": (Fsyncer, "sync", always),
     "5-uploaded": (Client, "upload", always),
     "6-stored": (Journal, "save_file", lambda _, row: row.state == "stored"),
-    "7-confirmed": (settle, "retire", lambda _, item, __: not isinstance(item, Tombstone) and not item.is_dir),
+    "7-confirmed": (Settlement, "_retire", lambda _, item, __: not isinstance(item, Tombstone) and not item.is_dir),
     "8-evicted": (DataCache, "_evict", always),
     "bytes-dropped": (Content, "drop", always),
     "unlinked": (Operations, "unlink", always),
@@ -47,7 +47,7 @@ POINTS: dict[str, tuple[Any, str, Callable[..., bool]]] = {
     "deleted": (Client, "delete", always),
     "delete-kept": (Journal, "save_tombstone", lambda _, row: row.done),
     "tombstone-dropped": (Journal, "drop_tombstone", always),
-    "tombstone-retired": (settle, "retire", lambda _, item, __: isinstance(item, Tombstone)),
+    "tombstone-retired": (Settlement, "_retire", lambda _, item, __: isinstance(item, Tombstone)),
     "service-told": (Client, "delete_cache", always),
     "handover-1-recorded": (Handover, "record", always),
     "handover-2-linked": (Handover, "link", always),
