@@ -47,7 +47,7 @@ class Operations(Callbacks):  # type: ignore[misc]  # the fallback binding has n
         filesystem: FileSystem,
         control: ControlFiles,
         kernel_cache: KernelCache,
-        *,  # eight in all: four parts to call, and four things that only the mount knows
+        *,
         timeout: float,
         on_init: Callable[[], None],
         on_destroy: Callable[[], None],

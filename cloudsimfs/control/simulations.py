@@ -95,9 +95,9 @@ class Simulations:
 
     def node(self, path: str) -> Node:
         """What is at a path below `.simulations/`. Raises NotFound."""
-        found = self._table.get(path)
-        if found is not None:
-            return found
+        node = self._table.get(path)
+        if node is not None:
+            return node
         top, _, rest = path.partition("/")
         if top == "latest":
             return self._latest(rest)

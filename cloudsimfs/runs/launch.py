@@ -142,7 +142,7 @@ class Launcher:
         try:
             return self._client.launch(request)
         except (LaunchUnresolved, Cancelled) as error:
-            known = next(found.known for found in self._journal.launches() if found.id == row)
+            known = next(launch.known for launch in self._journal.launches() if launch.id == row)
             return self._look_for(request, known, str(error))
         except ServiceError:
             self._journal.drop_launch(row)
@@ -160,12 +160,12 @@ class Launcher:
                     log.warning("a launch in /%s without answer is forgotten by request", row.request.folder)
                     self._journal.drop_launch(row.id)
                     continue
-                found = self._look_for(row.request, row.known, "an earlier launch of the same run got no answer")
+                run_id = self._look_for(row.request, row.known, "an earlier launch of the same run got no answer")
                 if not wanted.dry_run:
-                    self._journal.resolve_launch(row.id, found)
+                    self._journal.resolve_launch(row.id, run_id)
                 if same_key:
-                    return _same(row.request, wanted, found)
-                raise Exists(f"the earlier launch did start run {found}; launch again if you want a second one")
+                    return _same(row.request, wanted, run_id)
+                raise Exists(f"the earlier launch did start run {run_id}; launch again if you want a second one")
         return None
 
     def _look_for(self, wanted: LaunchRequest, known: frozenset[int], reason: str) -> int:
@@ -211,10 +211,10 @@ class Launcher:
 
     def _folder(self, word: str, text: str) -> str:
         path = self._storage.storage_path(text)
-        found = FORBIDDEN.search(path)
-        if found is not None:
+        forbidden = FORBIDDEN.search(path)
+        if forbidden is not None:
             raise Invalid(
-                f"{word} {path!r}: the service runs nothing in a folder with {found[0]!r} in its name; rename it"
+                f"{word} {path!r}: the service runs nothing in a folder with {forbidden[0]!r} in its name; rename it"
             )
         if not path or ".." in path.split("/"):
             raise Invalid(f"{word}={text}: name a folder of the storage, below its top")
@@ -236,7 +236,7 @@ def parse_command(command: str) -> dict[str, str]:
     """`cpu=8 ram=...` or the same as a JSON object, as a dict. Raises Invalid."""
     try:
         if command.lstrip().startswith("{"):
-            pairs = json.loads(command, object_pairs_hook=lambda found: [(key, _word(value)) for key, value in found])
+            pairs = json.loads(command, object_pairs_hook=lambda items: [(key, _word(value)) for key, value in items])
         else:
             pairs = [_pair(word) for word in shlex.split(command)]
     except ValueError as error:
