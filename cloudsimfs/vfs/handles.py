@@ -5,19 +5,18 @@
 
 A closed state that is not known to be on the service is never overwritten: see the journal's text.
 
-Locks: `Handles.lock` protects the table of handles; a leaf. Bytes change under Inode.writing, which is held while a
-closed state is copied, and Inode.lock, in this order.
+Locks: the handle table has one of its own, a leaf. Bytes change under Inode.writing, which is held while a closed
+state is copied, and Inode.lock, in this order.
 """
 
 from __future__ import annotations
 
-import itertools
 import os
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from cloudsimfs.concurrency.handletable import HandleTable
 from cloudsimfs.concurrency.waiting import Interrupted, never
 from cloudsimfs.datacache.cache import DataCache
 from cloudsimfs.datacache.content import Content
@@ -36,6 +35,7 @@ class Handle:
     writable: bool
     measured: bool = False  # the kernel may still think that the file is empty
     appends: bool = False  # and that its end is where it is not
+    left: Inode | None = None  # what the handle has moved on from; reads may still use it
 
 
 class Handles:
@@ -50,28 +50,17 @@ class Handles:
         may_preview: Callable[[], bool],
     ) -> None:
         """`fsync_remote`: fsync(2) waits for the service. `may_preview` tells whether there are calls to spare."""
-        self.lock = threading.Lock()
         self._tree = tree
         self._datacache = datacache
         self._writeback = writeback
         self._fsyncer = fsyncer
         self._fsync_remote = fsync_remote
         self._may_preview = may_preview
-        self._handles: dict[int, Handle] = {}  # guarded by lock
-        self._left: dict[int, Inode] = {}  # what a handle has moved on from; reads may still use it; guarded by lock
-        self._next = itertools.count(1)
+        self._open = HandleTable[Handle]()
 
     def get(self, fh: int) -> Handle:
-        handle = self._handles.get(fh)  # one look-up in a dict is atomic
-        if handle is None:
-            raise BadHandle(f"handle {fh}")
-        return handle
-
-    def _add(self, handle: Handle) -> int:
-        with self.lock:
-            fh = next(self._next)
-            self._handles[fh] = handle
-        return fh
+        """Raises BadHandle."""
+        return self._open.get(fh)
 
     # -- open --------------------------------------------------------------------------------------------
 
@@ -88,7 +77,7 @@ class Handles:
             measured=measured,
             appends=measured and bool(flags & os.O_APPEND),
         )
-        fh = self._add(handle)
+        fh = self._open.add(handle)
         content = handle.inode.content
         if content is not None and not content.is_whole and not self._may_preview() and is_preview():
             self.release(fh)
@@ -99,7 +88,7 @@ class Handles:
 
     def create(self, path: str, perm: int, flags: int) -> int:
         inode = changes.create(self._tree, path, perm)
-        return self._add(Handle(inode, readable=flags & os.O_ACCMODE != os.O_WRONLY, writable=True))
+        return self._open.add(Handle(inode, readable=flags & os.O_ACCMODE != os.O_WRONLY, writable=True))
 
     def is_mixed(self, fh: int) -> bool:
         """Whether the kernel's view of the path is not this handle's, as if others have another version open."""
@@ -107,10 +96,8 @@ class Handles:
         if handle.measured:
             return True
         inode = handle.inode
-        with self.lock:
-            return any(
-                other.inode is not inode and other.inode.path == inode.path for other in self._handles.values()
-            )
+        others = self._open.items()
+        return any(other.inode is not inode and other.inode.path == inode.path for other in others)
 
     def identity(self, fh: int) -> int | None:
         """What the kernel's pages may be known by: the same for two opens only if the bytes are."""
@@ -175,11 +162,8 @@ class Handles:
         leaves: Inode | None = newer
         try:
             same = newer.content is not None and newer.content.begins_with(inode.content)
-            with self.lock:
-                if same and self._handles.get(fh) is handle:
-                    self._handles[fh] = replace(handle, inode=newer)
-                    leaves = self._left.pop(fh, None)
-                    self._left[fh] = inode
+            if same and self._open.replace(fh, handle, replace(handle, inode=newer, left=inode)):
+                leaves = handle.left
         except CloudsimfsError:
             same = False
         if leaves is not None:
@@ -304,11 +288,8 @@ class Handles:
         self._fsyncer.sync()
 
     def release(self, fh: int) -> None:
-        with self.lock:
-            handle = self._handles.pop(fh, None)
-            left = self._left.pop(fh, None)
-        if handle is None:
-            raise BadHandle(f"handle {fh}")
+        """The last descriptor of an open is gone. Raises BadHandle."""
+        handle = self._open.pop(fh)
         refusal: CloudsimfsError | None = None
         try:
             if handle.writable:
@@ -318,10 +299,9 @@ class Handles:
             refusal = error  # the last close(2) has said so
         finally:  # whatever went wrong: who counts as open for ever is never uploaded again
             self._tree.close(handle.inode, write=handle.writable, refusal=refusal)
-            if left is not None:
-                self._tree.close(left, write=False)
+            if handle.left is not None:
+                self._tree.close(handle.left, write=False)
 
     @property
     def count(self) -> int:
-        with self.lock:
-            return len(self._handles)
+        return len(self._open)

@@ -31,7 +31,7 @@ def test_a_cached_read_does_not_wait_for_the_namespace(world: World) -> None:
     handles = world.files.handles
     fh = handles.open("f", os.O_RDONLY)
     buffer = bytearray(6)
-    with ThreadPoolExecutor(1) as pool, world.tree.lock, handles.lock:
+    with ThreadPoolExecutor(1) as pool, world.tree.lock:
         reading = pool.submit(handles.read, fh, memoryview(buffer), 5)
         assert reading.result(timeout=patient(20)) == 6
     assert buffer == b"is cac"
