@@ -44,7 +44,7 @@ It may be run again at any time. To have the mount before you log in: loginctl e
 )
 @click.option("--remove", is_flag=True, help="Remove what this command installed.")
 def install_service(profile: str | None, system: bool, remove: bool) -> None:
-    """Mount PROFILE whenever you are logged in, by the systemd user service cloudsimfs@PROFILE."""
+    """Mount PROFILE whenever you are logged in, as the systemd user service cloudsimfs@PROFILE."""
     if (profile is None) != system:
         raise click.UsageError("--system is for all profiles: name none" if profile else "name the profile")
     if system:
