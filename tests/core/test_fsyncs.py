@@ -29,8 +29,17 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> list[Synced]:
 
 
 @pytest.fixture
-def files(synced: list[Synced], box: Sandbox, tmp_path: Path) -> Iterator[Any]:
-    """A mount's storage side whose background rounds of fsync have not begun."""
+def period() -> float:
+    """Seconds between rounds of fsync in the background."""
+    return 3600.0
+
+
+@pytest.fixture
+def files(
+    synced: list[Synced], box: Sandbox, tmp_path: Path, period: float, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Any]:
+    """A mount's storage side."""
+    monkeypatch.setattr(fsyncer, "PERIOD", period)
     with storage_side(box, tmp_path, "v2", SystemClock()) as made:
         synced.clear()
         yield made
@@ -58,24 +67,15 @@ def test_fsync_has_bytes_names_and_rows_written(files: Any, synced: list[Synced]
     close(files, fh)
 
 
-def test_what_is_closed_is_written_by_the_next_round(
-    files: Any, synced: list[Synced], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fsyncer, "PERIOD", 0.05)
-    files.fsyncer.start()
-    try:
-        close(files, write(files, "f", b"bytes"))
-        wait_until(lambda: [each.what for each in synced] == ALL, "the round is over")
-    finally:
-        files.fsyncer.stop()
+@pytest.mark.parametrize("period", [0.05])
+def test_what_is_closed_is_written_by_the_next_round(files: Any, synced: list[Synced]) -> None:
+    close(files, write(files, "f", b"bytes"))
+    wait_until(lambda: [each.what for each in synced] == ALL, "the round is over")
+    files.fsyncer.stop()
     assert [each.what for each in synced] == ALL, "nothing was closed since"
 
 
-def test_what_is_closed_is_written_at_the_unmount(
-    files: Any, synced: list[Synced], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fsyncer, "PERIOD", 3600.0)
-    files.fsyncer.start()
+def test_what_is_closed_is_written_at_the_unmount(files: Any, synced: list[Synced]) -> None:
     close(files, write(files, "f", b"bytes"))
     assert synced == []
     files.fsyncer.stop()

@@ -406,4 +406,4 @@ class Machine(RuleBasedStateMachine):
 @pytest.mark.parametrize("api", ["v1", "v2"])
 def test_random_operations(api: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dcache, "RENEWAL_GRACE", 60.0)  # a busy machine is no slow service
-    search(Machine, examples=8, steps=30, api=api)
+    search(Machine, examples=6, steps=30, api=api)

@@ -35,11 +35,11 @@ def test_an_hour_without_the_service(box: Sandbox, world: World) -> None:
     assert world.read("case/0") == STORED["case/0"]
     box.faults.add("*", "reset")
     expected = dict(STORED)
-    for number in range(10):
+    for number in range(6):
         name, data = f"case/new-{number}", os.urandom(1000)
         world.write(name, data)
         expected[name] = data
-        for _ in range(3):
+        for _ in range(5):
             pass_time(world, 60)
     world.write("case/1", b"rewritten")
     world.files.unlink("case/2")
@@ -53,7 +53,7 @@ def test_an_hour_without_the_service(box: Sandbox, world: World) -> None:
     assert all(world.read(path) == expected[path] for path in expected if path.startswith(("case/new", "case/m")))
     assert box.files() == STORED
     tried = box.calls.counts()["upload-url"]
-    assert tried <= 12 * 2 * (HOUR / LAST_RETRY * 2 + 10), "the pauses grow"
+    assert tried <= 8 * 2 * (HOUR / LAST_RETRY * 2 + 10), "the pauses grow"
     box.faults.clear()
     for _ in range(int(LAST_RETRY / 10) + 1):
         pass_time(world, 10)

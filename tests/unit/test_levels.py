@@ -32,7 +32,7 @@ def test_unit_and_core_import_no_binding() -> None:
 def test_unit_and_core_mount_nothing() -> None:
     """But for a name that a module gives to a fixture of its own."""
     for file in KERNEL_FREE:
-        functions = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.FunctionDef)]
+        functions = [node for node in ast.parse(file.read_text()).body if isinstance(node, ast.FunctionDef)]
         own = {function.name for function in functions}
         wanted = {
             argument.arg for function in functions if _is_filled_in(function) for argument in function.args.args
@@ -51,5 +51,5 @@ def test_no_test_module_imports_another() -> None:
     """What two of them need is in tests/support."""
     modules = {file.stem for file in ALL}
     for file in ALL:
-        nodes = ast.walk(ast.parse(file.read_text()))
+        nodes = ast.parse(file.read_text()).body
         assert not modules & {node.module for node in nodes if isinstance(node, ast.ImportFrom)}, file

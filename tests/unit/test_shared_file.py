@@ -15,7 +15,7 @@ def test_a_reader_sees_one_content_or_the_other(tmp_path: Path) -> None:
     publish(file, LONG)
 
     def write() -> None:
-        for _ in range(500):
+        for _ in range(150):
             publish(file, SHORT)
             publish(file, LONG)
 
