@@ -1,18 +1,18 @@
 """Inodes, attributes and write states: what the tree knows of one file or folder.
 
-An `Inode` exists for what is open or holds local truth (dirty, waiting for upload, made here); a clean file that
-nobody has open is only an `Entry` in a listing. This module does no I/O.
+An `Inode` exists for each file or folder that is open or holds local truth (dirty, waiting for upload, made here).
+A clean file that nobody has open is only an `Entry` in a listing. This module does no I/O.
 
-Write states, all of them, and the only moves there are (`Inode.move` refuses any other):
+All write states and their transitions (`Inode.transition` refuses any other):
 
     CLEAN --change--> DIRTY --close--> QUEUED --start--> UPLOADING --stored--> STORED --confirmed--> CLEAN
                         ^                ^ ^                |                    |
                         |                | +---- failed ----+                    |
                         |                +----------- damaged -------------------+
-                        +-- change (from QUEUED, UPLOADING, STORED): generation + 1, an upload is called off
+                        +-- change (from QUEUED, UPLOADING, STORED): generation + 1; its upload is called off
 
-Locks: `Inode.lock` protects the inode's mutable fields and may be held over local disk I/O, never over a
-service call. Order: Tree.lock > Inode.lock > Content.lock > WorkQueue.lock > Journal.lock.
+Locks: `Inode.lock` protects the inode's mutable fields. It may be held over local disk I/O, never over a call to
+the service. docs/architecture.md, "Locks", has the order.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from cloudsimfs.datacache.content import Content
 
 ST_BLOCK = 512  # bytes, the unit of st_blocks (stat(2))
-NOBODY, ANYBODY = 0, -1  # besides the number of a handle: who may overwrite a closed state
+NOBODY, ANYBODY = 0, -1  # values of `InodeState.closed_by` beside the numbers of handles
 
 
 class WriteState(enum.Enum):
@@ -59,7 +59,7 @@ TRANSITIONS: dict[tuple[WriteState, str], WriteState] = {
 
 @dataclass(frozen=True, slots=True)
 class Attr:
-    """What getattr answers. Times in nanoseconds since the epoch, sizes in bytes."""
+    """The attributes that getattr returns. Times in nanoseconds since the epoch, sizes in bytes."""
 
     ino: int
     mode: int  # type and permission bits
@@ -78,7 +78,7 @@ class Attr:
 
 @dataclass(slots=True)
 class LocalAttr:
-    """None means "as the service and the mount say". Times in nanoseconds since the epoch."""
+    """Attributes that were set here. None: the service's value holds, or the mount's. Times in ns since the epoch."""
 
     ino: int | None = None
     perm: int | None = None
@@ -86,57 +86,59 @@ class LocalAttr:
     gid: int | None = None
     mtime_ns: int | None = None
     atime_ns: int | None = None
-    # the version the times belong to: a file that others replaced has its own times again
+    # The stored version that the times belong to. A file that others have replaced shows its own times again.
     version: tuple[int, int, int] | None = None
 
 
 @dataclass(slots=True, eq=False)
 class InodeState:
-    """What of an inode may change, and is taken back when a step fails.
+    """The fields of an inode that may change. They are restored when a step fails.
 
-    Guarded by Inode.lock, but for the fields marked Tree.
+    Guarded by Inode.lock, except for the fields marked Tree: Tree.lock guards those.
     """
 
     path: str  # Tree
     attr: LocalAttr
-    entry: Entry | None  # what the service had under this path when last seen; None: nothing
+    entry: Entry | None  # what the service had under this path when it was last seen; None: nothing
     unlinked: bool = False  # Tree
-    replaced: bool = False  # Tree, and read without it: a listing has shown another version to an open reader's name
+    # Tree, but may be read without it: a listing has shown another version under an open file's name
+    replaced: bool = False
     content: Content | None = None  # None until first opened
-    # How many bytes of `content` are the closed state that the journal speaks of, and must not change; None: that is
-    # `closed_content`, or there is none.
+    # The first `closed_size` bytes of `content` are the closed state in the journal. They must not change.
+    # None: `closed_content` is the closed state, or there is none.
     closed_size: int | None = None
-    closed_by: int = NOBODY  # whose close(2) or fsync(2) that was, and who may thus take it back by writing on
-    closed_content: Content | None = None  # the closed state while the next one is written into a copy of it
-    since_ns: int = 0  # when it was first written to after the last close
+    closed_by: int = NOBODY  # the handle that closed it (ANYBODY: fsync(2)); it may overwrite the closed state
+    closed_content: Content | None = None  # the closed state, while a copy of it is written to
+    since_ns: int = 0  # ns since the epoch; the first write after the last close
     state: WriteState = WriteState.CLEAN
-    generation: int = 0  # counts closed or changing contents
-    committed: bool = False  # the journal has the present bytes as a closed state
-    hides: Tombstone | None = None  # Tree; of a folder: the removed file that had its name, until that is settled
+    generation: int = 0  # grows at the first change after a closed or stored state
+    committed: bool = False  # the journal has the bytes as they are now as a closed state
+    hides: Tombstone | None = None  # Tree; folders only: of a removed file that had the name, until that is settled
     pinned: bool = False  # the content is acquired for the open handles
     opens: int = 0  # Tree
     writers: int = 0  # Tree
-    uploaded: bool = False  # an upload under this path has begun since `entry` was listed: there may be more than it
-    based_at: float = math.inf  # monotonic seconds; since when `entry` is the base
-    stored_ns: int | None = None  # the store's clock when the last generation was stored: theirs is newer
-    stored_size: int = -1  # bytes of that generation
-    stored_at: float = math.inf  # monotonic seconds of that, or of the replay
-    in_doubt: bool = False  # an upload has begun since whose outcome is not known
-    local_only: bool = False  # Tree; names that never leave this machine (`names.is_local_name`)
+    uploaded: bool = False  # an upload has begun since `entry` was listed: the service may have a newer file
+    based_at: float = math.inf  # monotonic seconds; when `entry` became the base
+    stored_ns: int | None = None  # ns, by the store's clock, of our last upload; a file with a later time is not ours
+    stored_size: int = -1  # bytes of that upload
+    stored_at: float = math.inf  # monotonic seconds of its end, or of the replay
+    in_doubt: bool = False  # another upload has begun since, and its outcome is not known
+    local_only: bool = False  # Tree; its name never leaves this machine (`names.is_local_name`)
 
 
 class Inode(InodeState):
-    """A file or folder with local truth, or one that is open: its identity, around the state."""
+    """A file or folder that has local truth or is open: its identity and its locks, around the state."""
 
     def __init__(self, path: str, *, is_dir: bool, entry: Entry | None, attr: LocalAttr) -> None:
         super().__init__(path, attr, entry)
         self.is_dir = is_dir
         self.lock = threading.RLock()
-        # Held by who changes the bytes, before `lock` and longer: a copy is made before the first of them changes.
+        # Held while the bytes are changed. Taken before `lock` and held longer: a closed state is copied before its
+        # first byte changes.
         self.writing = threading.Lock()
 
     def snapshot(self) -> Callable[[], None]:
-        """Return a function that restores the state. The caller holds both locks until the step has ended."""
+        """Return a function that restores the state. The caller holds Tree.lock and `lock` until the step ends."""
         before = [(name, getattr(self, name)) for name in InodeState.__slots__]
 
         def restore() -> None:
@@ -146,21 +148,21 @@ class Inode(InodeState):
         return restore
 
     def rebase(self, entry: Entry | None, *, uploaded: bool, at: float) -> None:
-        """What the service has under the name from now (`at`, monotonic seconds) on. The caller holds `lock`.
+        """Record what the service has under the name from now on (`at`, monotonic seconds). The caller holds `lock`.
 
-        `uploaded`: it may have more than `entry`, from us.
+        `uploaded`: it may also have an upload of ours that is newer than `entry`.
         """
         self.entry, self.uploaded, self.based_at = entry, uploaded, at
 
     def transition(self, event: str) -> None:
-        """Take the step of the table above. The caller holds `lock`."""
+        """Take a step of TRANSITIONS; any other is a bug. The caller holds `lock`."""
         try:
             self.state = TRANSITIONS[self.state, event]
         except KeyError:
             raise AssertionError(f"{self.path}: no {event!r} in state {self.state.name}") from None
 
     def change(self) -> bool:
-        """About to change the bytes: enter DIRTY. True if that ends a closed state. The caller holds `lock`."""
+        """Enter DIRTY before the bytes change. True if that ends a closed state. The caller holds `lock`."""
         first = self.committed or self.state is not WriteState.DIRTY
         if first:
             self.generation += 1
@@ -169,13 +171,13 @@ class Inode(InodeState):
         return first
 
     def restore(self, row_state: str, size: int) -> None:
-        """The closed state a journal row speaks of, at replay."""
+        """Set the closed state that a journal row describes, at replay. `size` is in bytes."""
         self.state = {"closed": WriteState.QUEUED, "stored": WriteState.STORED}[row_state]
         self.committed, self.closed_size = True, size
 
     @property
     def ino(self) -> int:
-        """The number of an inode that was made here or opened: it has one."""
+        """The inode number. Every inode that was made here or opened has one."""
         assert self.attr.ino is not None
         return self.attr.ino
 
@@ -185,11 +187,11 @@ class Inode(InodeState):
 
     @property
     def has_closed(self) -> bool:
-        """Whether the journal has a closed state to go back to. The caller holds `lock`."""
+        """Whether the journal has a closed state that a restart would restore. The caller holds `lock`."""
         return self.closed_size is not None or self.closed_content is not None
 
     def is_uploading(self, generation: int) -> bool:
-        """Whether this generation's upload is still the one under way. The caller holds `lock`."""
+        """Whether this generation is still being uploaded. The caller holds `lock`."""
         return self.state is WriteState.UPLOADING and self.generation == generation
 
     @property
@@ -205,39 +207,40 @@ class Inode(InodeState):
 
     @property
     def has_local_truth(self) -> bool:
-        """Whether the listing must not be believed over this inode."""
+        """Whether this inode is right even where a listing says otherwise."""
         return self.state is not WriteState.CLEAN or self.writers > 0 or self.local_only or self.entry is None
 
 
 class Tombstone:
-    """A tombstone: a name deleted (or renamed away) here that the service may still list.
+    """A name that was deleted (or renamed away) here, and that the service may still list.
 
-    `entry` is what was deleted, None while only "whatever is stored there" is known. `after` are the inodes whose
-    upload must be stored first (a rename deletes last). `below` are the stored files under a removed folder.
+    `entry` is what was deleted. It is None while nobody knows what is stored there, if anything. `after` are the
+    inodes that must be stored before the delete (a rename deletes last). `below` are the stored files that were in
+    a removed folder.
     """
 
     def __init__(self, path: str, entry: Entry | None, *, is_dir: bool = False) -> None:
         self.path = path
         self.entry = entry
         self.is_dir = is_dir
-        # Monotonic seconds: only a listing asked for later knows what is stored (if `entry` is None).
+        # Monotonic seconds. If `entry` is None, only a listing asked for later shows what is stored.
         self.since: float | None = None
         self.after: set[Inode] = set()  # guarded by WorkQueue.lock
         self.below: list[Entry] = []
         self.done = False  # guarded by WorkQueue.lock; the service has acknowledged the delete
-        self.done_at = math.inf  # monotonic seconds of that, or of the replay
-        self.looks = 0  # how often what was uploaded there was looked for in vain; guarded by WorkQueue.lock
-        self.refused_at = math.inf  # when the service first refused to delete it, monotonic seconds
-        self.others_stay = False  # a folder's delete left it standing, with what others have put there
+        self.done_at = math.inf  # monotonic seconds of that answer, or of the replay
+        self.looks = 0  # how often listings did not show the upload that is to be deleted; guarded by WorkQueue.lock
+        self.refused_at = math.inf  # monotonic seconds; when the service first refused to delete it
+        self.others_stay = False  # the folder itself is not deleted, because others have put something there
 
     @property
     def is_known(self) -> bool:
-        """Whether the ids of all that it names are known."""
+        """Whether the ids of the entry and of everything below it are known."""
         return self.entry is not None and all(entry.id for entry in (self.entry, *self.below))
 
     def finish(self, now: float) -> None:
-        """The service has nothing of it any more. `now` is monotonic seconds."""
+        """Record that the service has deleted everything it names. `now` is monotonic seconds."""
         self.done, self.done_at = True, now
 
 
-Node = Inode | Entry  # what a path leads to: an inode, or only what a listing shows
+Node = Inode | Entry  # what a path leads to: an inode, or an entry that only a listing shows
