@@ -22,7 +22,7 @@ def clear(directory: Path) -> int:
     """Remove cached contents that the service has. Returns the bytes freed. Raises MountError if it is mounted."""
     if not (directory / "data").is_dir():
         return 0
-    held = lock_directory(directory)
+    lock_fd = lock_directory(directory)
     try:
         journal = Journal(directory / "journal.db")
         keep = {row.bytes.backing for row in journal.files()} | {row.bytes.backing for row in journal.drafts()}
@@ -34,39 +34,39 @@ def clear(directory: Path) -> int:
                 file.unlink()
         return freed
     finally:
-        os.close(held)
+        os.close(lock_fd)
 
 
 @contextlib.contextmanager
 def provisional(directory: Path, *, log_file: Path | None = None) -> Iterator[None]:
     """Make an account's directory, and remove it again if the block fails: a mistyped key or address leaves no trace.
 
-    What was there before stays, and so does a directory that holds anything of the user's. The block holds a shared
+    What was there before stays. A directory that holds anything of the user's stays, too. The block holds a shared
     lock on the directory, so that no launch is recorded in one that is being removed. `log_file` is removed with the
     directory if its own directory had to be made, too.
     """
     made = [directory, *directory.parents, *([] if log_file is None else [log_file.parent, *log_file.parent.parents])]
-    made = [each for each in made if not each.exists()]
-    held = _enter(directory)
+    made = [folder for folder in made if not folder.exists()]
+    lock_fd = _enter(directory)
     try:
         yield
     except (ConfigError, MountError, ServiceError) as error:
-        if directory in made and not isinstance(error, Crashed) and _removed(directory, held):
+        if directory in made and not isinstance(error, Crashed) and _removed(directory, lock_fd):
             if log_file is not None and log_file.parent in made:
                 log_file.unlink(missing_ok=True)
-            for each in made:
+            for folder in made:
                 with contextlib.suppress(OSError):  # another process has put something there
-                    each.rmdir()
+                    folder.rmdir()
         raise
     finally:
-        os.close(held)
+        os.close(lock_fd)
 
 
 def _enter(directory: Path) -> int:
-    """A descriptor of the directory that holds a shared lock until it is closed."""
+    """Open the directory with a shared lock, which lasts until the returned descriptor is closed."""
     while True:
         make_directory(directory)
-        with contextlib.suppress(FileNotFoundError):  # it was just removed: once more
+        with contextlib.suppress(FileNotFoundError):  # another process has just removed it: try again
             fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             lock(fd, shared=True, wait=True)
             if os.path.samestat(os.fstat(fd), os.stat(directory)):
@@ -74,10 +74,10 @@ def _enter(directory: Path) -> int:
             os.close(fd)
 
 
-def _removed(directory: Path, held: int) -> bool:
-    """Remove the directory if nothing waits in it and nobody else has entered it. Returns whether it is gone."""
+def _removed(directory: Path, lock_fd: int) -> bool:
+    """Remove the directory if nothing is pending in it and no other process holds it. Returns whether it is gone."""
     try:
-        lock(held)
+        lock(lock_fd)
     except BlockingIOError:
         return False
     with contextlib.closing(Journal(directory / "journal.db")) as journal:

@@ -1,19 +1,21 @@
-"""Handing everything that waits under one key of an account to another key: all rows of the first one's journal.
+"""Handing everything that waits under one key of an account to another key: all rows of the first key's journal.
 
-A key does not say whose it is: the user says that both belong to one account. The steps, in this order:
+A key does not tell which account it belongs to: the user says that both belong to one. The source is the directory of
+the first key, the target that of the other. The steps, in this order:
 
-    1  recorded    a row of the source's journal says that all of it is being handed over, and where to
-    2  linked      each backing file has a name in the target's directory, too, and is on the disk
-    3  adopted     the target's journal has the rows, and the number of the handover: one transaction
-    4  emptied     the source's journal has none any more, nor that of 1: one transaction
+    1  recorded    a row of the source's journal names the handover and the target
+    2  linked      each backing file has a name in the target's directory, too, and is fsynced
+    3  adopted     the target's journal has the rows and the id of the handover: one transaction
+    4  emptied     the source's journal has no rows, not even that of step 1: one transaction
     5  unlinked    the source's names of the backing files are gone
 
-If it is killed before step 3, nothing has happened: the target's next mount sweeps names without a row. If it is
-killed after step 3, everything belongs to the target, and `settle` or the next handover does the rest. A file keeps
-the version it is based on, and its folder is listed anew before it is uploaded: what others have stored meanwhile,
-with any key, becomes a conflict as usual (`conflicts`). What the target itself has written under the same name
-and not yet stored stays there, and what is adopted goes beside it. A delete of what the target has written since
-is left out.
+If it is killed before step 3, nothing has happened: the target's next mount removes backing files without a row. If
+it is killed after step 3, everything belongs to the target, and `settle` or the next handover does the rest.
+
+A file keeps the version it is based on, and its folder is listed again before the file is uploaded. If others have
+stored another version by then, with any key, that is a conflict as usual (`uploader.conflicts`). A file that the
+target has written under the same name and not yet stored keeps the name; the adopted file goes beside it. A delete is
+left out if the target has written under its name since.
 
 Threading: none; both directories are locked, so that neither is mounted.
 """
@@ -46,12 +48,12 @@ JOURNAL = "journal.db"
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """What a directory holds that is not on the service."""
+    """How many files and operations of a directory are not on the service yet."""
 
     files: int = 0  # closed
     drafts: int = 0  # being written when the daemon died
     deletes: int = 0
-    launches: int = 0  # that got no answer
+    launches: int = 0  # launches that got no answer
     keys: int = 0  # launches with a key, which must not be made again
 
     def __bool__(self) -> bool:
@@ -67,7 +69,7 @@ class Waiting:
 
 
 def waiting(directory: Path) -> Waiting:
-    """Raises MountError if the journal cannot be read."""
+    """What waits in a directory. Raises MountError if the journal cannot be read."""
     journal = directory / JOURNAL
     if not journal.exists():
         return Waiting()
@@ -76,6 +78,7 @@ def waiting(directory: Path) -> Waiting:
 
 
 def _real(files: list[str]) -> int:
+    """How many of these files will be uploaded: those whose names may leave this machine."""
     return sum(not is_local_name(paths.name(path)) for path in files)
 
 
@@ -104,15 +107,15 @@ def _backing_names(journal: Journal) -> list[str]:
 
 
 def _files_of(directory: Path, name: str) -> list[Path]:
-    """A backing file, and the log of what was fetched of it since its row was written."""
+    """A backing file, and the log of the ranges that were fetched into it since its row was written."""
     backing = directory / "data" / name
     return [backing, log_of(backing, LOCAL)]
 
 
 def adopt(source: Path, target: Path) -> list[tuple[str, str]]:
-    """Hand everything that waits in `source` to `target`. The paths that changed, before and after.
+    """Hand everything that waits in `source` to `target`. Returns the paths that had to change, before and after.
 
-    Raises MountError if one of them is in use, or a step fails: what was adopted by then is whole.
+    Raises MountError if one of the directories is in use, or a step fails. Files adopted by then are whole.
     """
     try:
         with accountdir.provisional(target), _held(source), _held(target), ExitStack() as stack:
@@ -162,7 +165,7 @@ class Handover:
 
     def link(self, name: str) -> None:
         for file in _files_of(self._source, name):
-            with suppress(FileNotFoundError):  # replay says that it is gone
+            with suppress(FileNotFoundError):  # replay reports that it is gone
                 _link(file, self._target / "data" / file.name)
 
     def save(self, places: _Places) -> None:
@@ -193,30 +196,30 @@ class Handover:
             self._new.save_draft(replace(_moved_draft(draft, place), ino=places.ino(draft.ino)), closed=True)
 
     def _save_attrs(self, places: _Places) -> None:
-        known = self._new.attrs()
+        own_attrs = self._new.attrs()
         for path, attr in self._old.attrs().items():
             place = places.of(path)
-            if place not in known:
+            if place not in own_attrs:
                 ino = None if attr.ino is None else places.ino(attr.ino)
                 self._new.save_attr(place, replace(attr, ino=ino))
 
 
 class _Places:
-    """The names and inode numbers that adopted files get: what the target has written itself keeps its own."""
+    """The names and inode numbers that adopted files get. Files of the target keep theirs."""
 
     def __init__(self, journal: Journal) -> None:
         self._inos = {row.ino for row in journal.files()} | {row.ino for row in journal.drafts()}
         self._inos |= {attr.ino for attr in journal.attrs().values() if attr.ino is not None}
-        self._fresh: dict[int, int] = {}  # by the number of the source, where that is taken
+        self._fresh: dict[int, int] = {}  # the source's number to a fresh one, where the target uses it already
         self._files = {row.path for row in journal.files()}
         self._files |= {row.path for row in journal.drafts() if not row.kept}
         self._tombstones = {row.path for row in journal.tombstones()}
         made = [*journal.folders(), *(paths.parent(path) for path in self._files)]
         self._folders = {above for folder in made for above in _with_parents(folder)}
-        self._given: dict[str, str] = {}  # by the path of the source, what of it had to change
+        self._given: dict[str, str] = {}  # the source's path to the new one, of the part that had to change
 
     def of(self, path: str, *, is_dir: bool = False) -> str:
-        """`path`, or a conflict copy's name for it, or for the folder it is in."""
+        """The path in the target. If `path` or a folder above it is taken, that part becomes a conflict copy's."""
         for above in _with_parents(path):
             if above in self._given:
                 return self._given[above] + path[len(above) :]
@@ -228,11 +231,11 @@ class _Places:
         return path
 
     def ino(self, number: int) -> int:
-        """`number`, or a fresh one if the target uses it: a number made from a name is the same with each key."""
+        """`number`, or a fresh one if the target uses it: numbers that are made from a path are the same for both."""
         return self._fresh.setdefault(number, fresh_ino()) if number in self._inos else number
 
     def may_go(self, tombstone: TombstoneRow) -> bool:
-        """Whether the target has nothing of its own under the name."""
+        """Whether the delete may be adopted: the target has nothing of its own under the name."""
         path = tombstone.path
         return not (path in self._files | self._folders | self._tombstones or self._of_files(path))
 
@@ -250,7 +253,7 @@ def _with_parents(path: str) -> list[str]:
 
 
 def _moved(row: FileRow, path: str) -> FileRow:
-    """The row under another path; there it is based on nothing."""
+    """The row under another path. There it is not based on a stored version."""
     return row if path == row.path else replace(row, path=path, base=None, uploaded=False, stored_ns=None)
 
 
@@ -259,13 +262,13 @@ def _moved_draft(row: DraftRow, path: str) -> DraftRow:
 
 
 def _link(source: Path, target: Path) -> None:
-    """Give a file another name; on a filesystem without hard links, a copy."""
+    """Give a file a second name. On a filesystem without hard links, make a copy."""
     fsync_path(source)
-    target.unlink(missing_ok=True)  # of a handover that was killed, and maybe older
+    target.unlink(missing_ok=True)  # left by a handover that was killed, and maybe older
     try:
         os.link(source, target)
     except OSError:
-        fresh = target.with_name(f"{target.name}.part")  # swept if it stays
+        fresh = target.with_name(f"{target.name}.part")  # the next mount removes it if it stays
         copy_file(source, fresh, size_of(source))
         fsync_path(fresh)
         fresh.rename(target)

@@ -1,4 +1,4 @@
-"""Attributes as the kernel asks for them: what the service says of a node, under what was set here.
+"""Attributes as the kernel asks for them: the service's, with those that were set here on top.
 
 Threading: none of its own; guarded by Tree.lock.
 """
@@ -16,7 +16,7 @@ from cloudsimfs.vfs.attrs import LocalAttrs
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Whose the files are and what their permission bits leave out."""
+    """The owner of all files, and the permission bits that they do not get (umask)."""
 
     uid: int
     gid: int
@@ -24,7 +24,7 @@ class Owner:
 
 
 class Attributes(LocalAttrs):
-    """The table of local attributes, kept in the journal too."""
+    """The table of local attributes, which the journal keeps, too."""
 
     def __init__(self, journal: Journal, *, owner: Owner, clock: Clock) -> None:
         super().__init__(journal.attrs(), journal.on_rollback)
@@ -32,10 +32,10 @@ class Attributes(LocalAttrs):
         self._owner = owner
         self._clock = clock
         self._born_ns = int(clock.now() * 1e9)
-        self._touched: dict[str, int] = {}  # when names in a directory last changed here, ns
+        self._touched: dict[str, int] = {}  # by directory: when its names last changed here, ns since the epoch
 
     def of(self, path: str, node: Node) -> Attr:
-        """What getattr answers for a node: what is kept here, over what the service says."""
+        """The attributes of a node: the service's, with those that were set here on top."""
         entry = node.entry if isinstance(node, Inode) else node
         local = node.attr if isinstance(node, Inode) else self.get(path)
         folder = node.is_dir
@@ -56,17 +56,17 @@ class Attributes(LocalAttrs):
         return Attr(ino, kind | perm, 0 if folder else node.size, mtime, atime, mtime, uid, gid)
 
     def local(self, path: str, node: Node) -> LocalAttr:
-        """The attributes kept here for a path."""
+        """The attributes that were set here for a path."""
         if isinstance(node, Inode):
             return node.attr
         return self.get(path) or LocalAttr()
 
     def touch(self, directory: str) -> None:
-        """Names in a directory have changed: so does its mtime."""
+        """The names in a directory have changed, so its mtime changes, too."""
         self._touched[directory] = int(self._clock.now() * 1e9)
 
     def untouch(self, directory: str) -> None:
-        """Somebody has set its mtime since."""
+        """The directory's mtime was set explicitly: forget the `touch`."""
         self._touched.pop(directory, None)
 
     def forget(self, path: str) -> None:
@@ -79,7 +79,7 @@ class Attributes(LocalAttrs):
 
 
 def stored_fingerprint(node: Node) -> tuple[int, int, int] | None:
-    """The service's version that a node's times belong to; None while it is ours alone, and for folders."""
+    """The stored version that a node's times belong to. None for folders, and for bytes that are only here."""
     if isinstance(node, Inode):
         entry = node.entry if node.state is WriteState.CLEAN else None
     else:

@@ -1,7 +1,7 @@
-"""Attributes the service has no place for, by path, and inode numbers that are never shared.
+"""Attributes that the service cannot store, by path, and inode numbers that are never shared.
 
-A path nobody renamed here has a number made from its name, so that it is the same in every mount with nothing to
-store. A file that was made or renamed here keeps a number of its own; no other path is given that number meanwhile.
+The number of a path that was not renamed here is made from its name: every mount gets the same one, and none is
+stored. A file that was made or renamed here keeps a number of its own. No other path gets that number while it does.
 
 Threading: none of its own; guarded by Tree.lock.
 """
@@ -17,7 +17,7 @@ from cloudsimfs.inode import LocalAttr
 
 
 def path_ino(path: str, turn: int = 0) -> int:
-    """The inode number made from a path; with `turn` the next one, if that is taken."""
+    """The inode number made from a path. If that is taken, `turn` 1, 2, ... give other ones."""
     if not path:
         return 1
     text = f"{path}\0{turn}" if turn else path
@@ -26,12 +26,12 @@ def path_ino(path: str, turn: int = 0) -> int:
 
 
 def fresh_ino() -> int:
-    """An inode number for a file made here; random, so that a new file never has a removed one's number."""
+    """An inode number for a file made here. It is random, so that a new file never has a removed one's number."""
     return secrets.randbits(63) | 2
 
 
 class LocalAttrs:
-    """`on_rollback` is told how to take each change back."""
+    """Local attributes by path. Registers with `on_rollback` how each change is undone."""
 
     def __init__(
         self,

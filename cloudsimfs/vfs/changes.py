@@ -1,6 +1,6 @@
-"""What makes and removes names: create, mkdir, unlink, rmdir. Renames are in `rename`.
+"""Making and removing names: create, mkdir, unlink, rmdir. Renames are in `rename`.
 
-Each fetches the listings it needs first, then takes one step (`Tree.changing`).
+Each function first fetches the listings it needs, then takes one step (`Tree.changing`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cloudsimfs.vfs.tree import Tree
 
 
 def create(tree: Tree, path: str, perm: int) -> Inode:
-    """A new empty file, open for writing. Raises Exists."""
+    """Make an empty file, open for writing. Raises Exists, Invalid if the service cannot store the name."""
     _must_be_new(tree, path)
     with tree.changing():
         entry, uploaded = claim_for_file(tree, path)
@@ -35,12 +35,12 @@ def create(tree: Tree, path: str, perm: int) -> Inode:
 
 
 def mkdir(tree: Tree, path: str, perm: int) -> None:
-    """A folder that is here only, until a file in it is stored (the service has no mkdir). Raises Exists."""
+    """Make a folder. It is only here until a file in it is stored: the service has no mkdir. Raises as `create`."""
     _must_be_new(tree, path)
     with tree.changing():
-        covered = claim_for_folder(tree, path)
+        tombstone = claim_for_folder(tree, path)
         inode = _new_inode(tree, path, is_dir=True, perm=perm)
-        inode.hides = covered
+        inode.hides = tombstone
         tree.journal.save_folder(path)
         tree.journal.save_attr(path, inode.attr)
 
@@ -55,7 +55,7 @@ def _must_be_new(tree: Tree, path: str) -> None:
 
 
 def _new_inode(tree: Tree, path: str, *, is_dir: bool, perm: int) -> Inode:
-    """A new inode under a free name. The caller holds the lock."""
+    """A new inode under a free name. The caller holds Tree.lock. Raises Exists."""
     if isinstance(tree.overlay.get(path), Inode):
         raise Exists(f"/{path}")
     now = tree.now_ns()
@@ -68,6 +68,7 @@ def _new_inode(tree: Tree, path: str, *, is_dir: bool, perm: int) -> Inode:
 
 
 def unlink(tree: Tree, path: str) -> None:
+    """Raises NotFound, IsDirectory."""
     node = tree.lookup(path)
     if node.is_dir:
         raise IsDirectory(f"/{path}")
@@ -85,7 +86,7 @@ def unlink(tree: Tree, path: str) -> None:
 
 
 def rmdir(tree: Tree, path: str) -> None:
-    """Raises NotEmpty, NotDirectory, WrongState for the root."""
+    """Raises NotFound, NotEmpty, NotDirectory, WrongState for the root."""
     if path == paths.ROOT:
         raise WrongState("the root of the mount cannot be removed")
     node = tree.lookup(path)
@@ -99,7 +100,7 @@ def rmdir(tree: Tree, path: str) -> None:
 
 
 def remove_folder(tree: Tree, path: str, node: Node, listing: Listing, above: Listing) -> None:
-    """What `rmdir` does within its step. `listing` is the folder's, `above` that of the one it is in."""
+    """Remove a folder within a step. `listing` is the folder's, `above` its parent's. Raises NotEmpty."""
     if any(True for _ in tree.overlay.merge(path, listing.names)):
         raise NotEmpty(f"/{path}")
     entry = listed_folder(path, node, above)
@@ -108,7 +109,7 @@ def remove_folder(tree: Tree, path: str, node: Node, listing: Listing, above: Li
 
 
 def listed_folder(path: str, node: Node, above: Listing) -> Entry | None:
-    """What the service has of a folder, also of one that was made anew here over it."""
+    """What the service lists for a folder, even if a new folder was made here over it."""
     entry = node.entry if isinstance(node, Inode) else node
     if entry is None:
         entry = above.names.get(paths.name(path))

@@ -1,7 +1,7 @@
-"""Drafts as users see them: what was being written to files when a daemon died; listed and copied, mounted or not.
+"""Drafts as users see them: files that were being written when a daemon died. They are listed and copied here.
 
-Of a directory that is not mounted, the closed files that wait for their upload are listed, too. Nothing is changed
-here; `recovery` does that in a mount. Threading: none of its own.
+If the directory is not mounted, the closed files that wait for their upload are listed, too. Nothing is changed here:
+`recovery` does that, in a mount. Threading: none of its own.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ ID_LENGTH = 8  # letters of the backing file's name
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """One of them, as users see it. Sizes in bytes."""
+    """A draft, as users see it. Sizes in bytes."""
 
     id: str
     path: str
     size: int
-    since_ns: int  # when it was first written to, ns since the epoch
-    missing: int  # bytes that are only on the service
+    since_ns: int  # ns since the epoch; when it was first written to
+    missing: int  # bytes that only the service has
     file: str  # the backing file
-    shown: bool  # its name has it; else that has the last closed state
-    closed: bool = False  # no draft: it waits for its upload in a directory that is not mounted
+    shown: bool  # the name shows the draft; otherwise it shows the last closed state
+    closed: bool = False  # not a draft but a closed file that waits for upload, in a directory that is not mounted
 
 
 def draft_of(row: DraftRow, data: Path) -> Draft:
@@ -52,8 +52,9 @@ def _closed_of(row: FileRow, data: Path) -> Draft:
 
 
 def find_drafts(directory: Path) -> list[Draft]:
-    """What a cache directory has, and what waits there for its upload. While it is mounted, that goes up, and what is
-    being written now is no draft.
+    """The drafts in a cache directory and, if it is not mounted, the closed files that wait for their upload.
+
+    A mount uploads closed files by itself, and a file that it has open for writing is not a draft.
     """
     mounted, data, journal = is_mounted(directory), directory / "data", directory / "journal.db"
     if not journal.exists():
@@ -65,7 +66,7 @@ def find_drafts(directory: Path) -> list[Draft]:
 
 
 def copy_out(draft: Draft, directory: Path, taken: Collection[Path] = ()) -> Path:
-    """Copy a draft into `directory` under its path; never over another file. Returns where it is."""
+    """Copy a draft into `directory` under its path. Returns where it is: never on another file or one of `taken`."""
     target = directory / draft.path
     if draft.missing:
         target = target.with_name(f"{target.name}.partial")
@@ -74,7 +75,7 @@ def copy_out(draft: Draft, directory: Path, taken: Collection[Path] = ()) -> Pat
     target.parent.mkdir(parents=True, exist_ok=True)
     if Path(draft.file).exists():
         copy_file(Path(draft.file), target, draft.size)
-    else:  # a stored file that was renamed: nothing of it is here
+    else:  # a stored file that was renamed: its bytes are not here
         target.touch(0o600)
         os.truncate(target, draft.size)
     return target

@@ -1,7 +1,7 @@
-"""The rules of evidence: what a listing proves about what was done here. Pure, but for the inode's lock.
+"""The rules of evidence: what a listing proves about local changes. Pure, but for the inode's lock.
 
-The service's times are whole seconds, its listings may lag behind uploads and deletes, and two uploads of one size
-may look alike: each rule says what it takes for sure, and the rest stays as it is.
+The service's times are whole seconds. Its listings may lag behind uploads and deletes. Two uploads of one size may
+look alike. So each rule says what counts as proof; without proof nothing changes.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from cloudsimfs.inode import Inode, Tombstone, WriteState
 from cloudsimfs.service.model import Entry
 
 SECOND_NS = 1_000_000_000  # nanoseconds; the unit of the service's times
-LATE_DELETES = 60.0  # seconds; a listing asked for so long after a delete shows what is there
-LATE_UPLOADS = 900.0  # seconds; the same for an upload ("some minutes", docs/service.md)
-BASE_SLACK_NS = 3_000_000_000  # nanoseconds by which the last upload may be later than the one that was confirmed
-CLOCK_SLACK_NS = 2_000_000_000  # nanoseconds by which a time of whole seconds may lag behind the store's clock
+LATE_DELETES = 60.0  # seconds; a listing asked for this long after a delete can be trusted
+LATE_UPLOADS = 900.0  # seconds; the same for an upload (docs/service.md, "Behaviour")
+BASE_SLACK_NS = 3_000_000_000  # nanoseconds; our last upload may be this much later than the one that was confirmed
+CLOCK_SLACK_NS = 2_000_000_000  # nanoseconds; a time in whole seconds may be this far from the store's clock
 
 
 def tombstone_is_settled(tombstone: Tombstone, entry: Entry | None, asked_at: float) -> bool:
@@ -21,10 +21,10 @@ def tombstone_is_settled(tombstone: Tombstone, entry: Entry | None, asked_at: fl
     if entry is None:
         return tombstone.done
     if tombstone.entry is None:
-        return tombstone.done  # it was looked for then, and nothing was there
-    if tombstone.is_dir:  # others may have made it anew, and a path may keep its id
+        return tombstone.done  # the delete found nothing there: `entry` was stored or listed since
+    if tombstone.is_dir:  # others may have made the folder again, and a path may keep its id
         return entry.id != tombstone.entry.id or (tombstone.done and asked_at > tombstone.done_at + LATE_DELETES)
-    # a later version is somebody else's new file; the deleted one may be listed for a while
+    # another version is a new file of others; the deleted one may still be listed for a while
     return entry.fingerprint != tombstone.entry.fingerprint and tombstone.done
 
 
@@ -37,14 +37,14 @@ def inode_is_settled(inode: Inode, entry: Entry | None, asked_at: float) -> bool
             return entry is None or inode.entry is None or entry.fingerprint != inode.entry.fingerprint
         if inode.state is not WriteState.STORED:
             return False
-        if entry is None:  # listed late, or others have removed it since
+        if entry is None:  # not listed yet; after this time, others have removed it
             return asked_at > inode.stored_at + LATE_UPLOADS
         if entry.is_dir:
             return False
         if inode.entry is not None and entry.fingerprint == inode.entry.fingerprint:
-            # what was there before; or ours, stored in the same second with the same size, and the two look alike
+            # the version before ours; or ours, if it looks the same: stored in the same second, with the same size
             return is_ours(inode, entry) and (entry.mtime_ns or 0) > (inode.stored_ns or 0) - SECOND_NS
-        if entry.size != inode.size:  # either an older state shown late, or somebody wrote after us
+        if entry.size != inode.size:  # either an older version listed late, or a newer one of others
             return is_newer(inode, entry)
         # an older upload of ours may have had the same size, and be listed first
         listed, stored = entry.mtime_ns, inode.stored_ns
@@ -53,7 +53,7 @@ def inode_is_settled(inode: Inode, entry: Entry | None, asked_at: float) -> bool
 
 
 def inode_is_damaged(inode: Inode, entry: Entry, asked_at: float) -> bool:
-    """Whether a listing shows our upload, by its time, with another size, too late to be an older state."""
+    """Whether a listing shows our upload, by its time, with another size, and too late to be an older version."""
     with inode.lock:
         if inode.state is not WriteState.STORED or inode.writers or entry.is_dir or entry.size == inode.size:
             return False
@@ -64,9 +64,9 @@ def inode_is_damaged(inode: Inode, entry: Entry, asked_at: float) -> bool:
 
 
 def is_foreign(inode: Inode, entry: Entry) -> bool:
-    """Whether a file listed under the inode's name is surely another than `inode.entry`, and none of our uploads.
+    """Whether a file listed under the inode's name is certainly that of others.
 
-    The caller holds the inode's lock.
+    It must be another one than `inode.entry`, and cannot be an upload of ours. The caller holds the inode's lock.
     """
     if entry.is_dir or entry.mtime_ns is None:
         return False
@@ -74,25 +74,26 @@ def is_foreign(inode: Inode, entry: Entry) -> bool:
         return False
     if not inode.uploaded:
         return True
-    # ours may be listed by now, also one whose answer was lost
+    # our upload may be listed by now, even if its answer was lost
     return not inode.in_doubt and entry.size != inode.stored_size and is_newer(inode, entry)
 
 
 def is_later(base: Entry, entry: Entry) -> bool:
-    """Whether an entry is surely a later version than `base`: not the same, not an older one shown late, and not the
-    later one of two uploads that look alike.
+    """Whether an entry is certainly a later version than `base`.
+
+    The same version, an older one listed late, and the later one of two uploads that look alike are not.
     """
-    known = base.mtime_ns is not None and entry.mtime_ns is not None
-    return known and (entry.mtime_ns or 0) > (base.mtime_ns or 0) + BASE_SLACK_NS
+    timed = base.mtime_ns is not None and entry.mtime_ns is not None
+    return timed and (entry.mtime_ns or 0) > (base.mtime_ns or 0) + BASE_SLACK_NS
 
 
 def is_newer(inode: Inode, entry: Entry) -> bool:
-    """Whether an entry is of a time after our upload, by the store's clock."""
+    """Whether the entry's time is later than our upload, by the store's clock."""
     stored, listed = inode.stored_ns, entry.mtime_ns
     return stored is not None and listed is not None and listed > stored + CLOCK_SLACK_NS
 
 
 def is_ours(inode: Inode, entry: Entry) -> bool:
-    """Whether a listed entry is surely what we uploaded last, so that its bytes need not be fetched."""
-    known = inode.stored_ns is not None and entry.mtime_ns is not None
-    return known and entry.size == inode.size and not is_newer(inode, entry)
+    """Whether a listed entry is certainly our last upload, so that its bytes need not be fetched."""
+    timed = inode.stored_ns is not None and entry.mtime_ns is not None
+    return timed and entry.size == inode.size and not is_newer(inode, entry)

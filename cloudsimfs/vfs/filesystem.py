@@ -1,7 +1,7 @@
-"""The storage side of a mount, whole: its parts in the order of the layers, and the verbs that change names.
+"""The whole storage side of a mount: its parts in the order of the layers, and the verbs that change names.
 
-It knows neither FUSE nor what runs the uploads: who wires a mount passes what comes from above, and starts it with
-what does the jobs of each kind (`uploader`). docs/architecture.md, "Layers", has the picture.
+It knows neither FUSE nor the uploader. `mount` passes in the callbacks from above, and to `start` the functions that
+run the jobs of each kind (`uploader`). docs/architecture.md, "Layers", has the picture.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from cloudsimfs.writeback.uploads import Writeback
 
 
 class FileSystem:
-    """`on_change(directory, names)` hears of listings that differ from the last ones, with no lock held.
+    """`on_change(directory, names)` is called, with no lock held, when a listing differs from the last one.
 
-    `interrupted` tells whether whoever waits on this thread has been sent a signal, `may_preview` whether there are
-    calls to spare for previews.
+    `interrupted` tells whether the caller that waits on this thread has received a signal, `may_preview` whether
+    previews may use API calls.
     """
 
     def __init__(
@@ -67,12 +67,12 @@ class FileSystem:
     # -- life --------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """List the root, which proves URL and key. Raises the ServiceError of that."""
+        """List the root, which proves URL and key. Raises the ServiceError of that call."""
         self.dcache.check()
 
     @property
     def was_listed(self) -> bool:
-        """Whether the root was ever listed: what is known of the storage can then be shown without the service."""
+        """Whether the root was ever listed. If so, the storage can be shown as it was listed, without the service."""
         return self.dcache.knows(paths.ROOT)
 
     @property
@@ -81,24 +81,24 @@ class FileSystem:
         return len(self.writeback.pending())
 
     def restore(self) -> None:
-        """Bring back what was pending when the last mount of the directory ended; before `start`."""
+        """Restore what was pending when the last mount of the directory ended. Called before `start`."""
         adoption.settle(self._directory, self.journal)
         replay(self.tree)
 
     def start(self, runners: Mapping[str, Runner]) -> None:
-        """Start the threads, after the process has forked. `runners` do the jobs of kind "upload" and "delete"."""
+        """Start the threads, after the process has forked. `runners` run the jobs of kind "upload" and "delete"."""
         self.listings.start()
         self.fsyncer.start()
         if not self._offline:
             self.writeback.start(runners)
 
     def stop(self) -> None:
-        """End the uploads, and sync what was closed once more. What is pending stays in the journal."""
+        """End the uploads, and fsync what was closed. What is pending stays in the journal."""
         self.writeback.stop()
         self.fsyncer.stop()
 
     def close(self) -> None:
-        """Let go of the cache directory."""
+        """Release the cache directory."""
         self.journal.close()
         self.datacache.close()
         self.dcache.close()
@@ -122,7 +122,7 @@ class FileSystem:
         rename(self.tree, old, new, replace_target=replace_target)
 
     def usage(self) -> tuple[int, int]:
-        """Bytes that are stored, as far as listings have told, and bytes that have room here."""
+        """The bytes that are stored, as far as listings show, and the bytes that still fit here."""
         return self.dcache.bytes_known, self.datacache.free_space
 
 

@@ -3,10 +3,10 @@
     flush     runs at every close(2) of a descriptor; commits a closed state to the journal; may report an error
     release   runs once, when the last descriptor of an open is gone; starts the upload; reports to nobody
 
-A closed state that is not known to be on the service is never overwritten: see the journal's text.
+A closed state that may not be on the service is never overwritten (`journal.journal` says how).
 
-Locks: the handle table has one of its own, a leaf. Bytes change under Inode.writing, which is held while a closed
-state is copied, and Inode.lock, in this order.
+Locks: that of the handle table is a leaf. Bytes change under Inode.writing and then Inode.lock; Inode.writing is held
+while a closed state is copied, too.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Handle:
     inode: Inode
     readable: bool
     writable: bool
-    measured: bool = False  # the kernel may still think that the file is empty
-    appends: bool = False  # and that its end is where it is not
-    left: Inode | None = None  # what the handle has moved on from; reads may still use it
+    measured: bool = False  # the size was unknown until this open: the kernel may still take the file for empty
+    appends: bool = False  # measured, and O_APPEND: write at the real end, whatever offset the kernel sends
+    left: Inode | None = None  # the inode of the version that the handle read before; reads may still use it
 
 
 class Handles:
@@ -49,7 +49,7 @@ class Handles:
         fsync_remote: bool,
         may_preview: Callable[[], bool],
     ) -> None:
-        """`fsync_remote`: fsync(2) waits for the service. `may_preview` tells whether there are calls to spare."""
+        """`fsync_remote`: fsync(2) waits for the service. `may_preview` tells whether previews may use API calls."""
         self._tree = tree
         self._datacache = datacache
         self._writeback = writeback
@@ -65,7 +65,7 @@ class Handles:
     # -- open --------------------------------------------------------------------------------------------
 
     def open(self, path: str, flags: int, *, is_preview: Callable[[], bool] = lambda: False) -> int:
-        """open(2) without O_CREAT. Raises BudgetSpent for a preview that would take calls others need."""
+        """open(2) without O_CREAT. Raises BudgetSpent for a preview when few API calls are left."""
         access = flags & os.O_ACCMODE
         writes = access != os.O_RDONLY
         truncate = writes and bool(flags & os.O_TRUNC)
@@ -81,17 +81,18 @@ class Handles:
         content = handle.inode.content
         if content is not None and not content.is_whole and not self._may_preview() and is_preview():
             self.release(fh)
-            raise BudgetSpent(f"/{path}: previews leave what the hour has left of API calls to others")
+            raise BudgetSpent(f"/{path}: few API calls are left in this hour, so previews may not use them")
         if truncate:
             self.truncate(fh, 0)
         return fh
 
     def create(self, path: str, perm: int, flags: int) -> int:
+        """open(2) with O_CREAT, of a new file. Raises as `changes.create`."""
         inode = changes.create(self._tree, path, perm)
         return self._open.add(Handle(inode, readable=flags & os.O_ACCMODE != os.O_WRONLY, writable=True))
 
     def is_mixed(self, fh: int) -> bool:
-        """Whether the kernel's view of the path is not this handle's, as if others have another version open."""
+        """Whether the kernel's view of the path may not be this handle's, as when another version is open, too."""
         handle = self.get(fh)
         if handle.measured:
             return True
@@ -100,7 +101,7 @@ class Handles:
         return any(other.inode is not inode and other.inode.path == inode.path for other in others)
 
     def identity(self, fh: int) -> int | None:
-        """What the kernel's pages may be known by: the same for two opens only if the bytes are."""
+        """An id of the bytes for the kernel's pages: equal for two opens only if the bytes are equal."""
         content = self.get(fh).inode.content
         return None if content is None or self.is_mixed(fh) else content.identity
 
@@ -114,7 +115,7 @@ class Handles:
             raise BadHandle(f"handle {fh} is not open for reading")
         shown = self._size_shown(handle)
         if shown is not None and shown < content.size:
-            raise Stale(f"/{handle.inode.path} was replaced by a shorter one, at whose end the kernel would stop")
+            raise Stale(f"/{handle.inode.path} was replaced by a shorter file; the kernel would stop at its end")
         try:
             count = content.read_into(buffer, offset, interrupted)
         except Stale:
@@ -125,22 +126,22 @@ class Handles:
         except BadHandle:
             if handle.inode.content is content:
                 raise
-            return self.read(fh, buffer, offset, interrupted)  # another handle has gone on in a copy meanwhile
+            return self.read(fh, buffer, offset, interrupted)  # a writer has moved the inode to a copy
         if count < len(buffer):
             if self._follow(fh, handle):
                 return self.read(fh, buffer, offset, interrupted)
             shown = self._size_shown(handle)
             if shown is not None and shown > content.size:
-                raise Stale(f"/{handle.inode.path} was replaced by a longer one: the kernel would go on with zeros")
+                raise Stale(f"/{handle.inode.path} was replaced by a longer file; the kernel would add zeros")
         return count
 
     def _size_shown(self, handle: Handle) -> int | None:
-        """The size of the version that has replaced the one that is read: the kernel has one for both."""
+        """The size of the version that replaced the one being read, if any: the kernel has one size for both."""
         inode = handle.inode
         return self._tree.replacing_size(inode) if inode.replaced and not handle.writable else None
 
     def _look_again(self, inode: Inode) -> bool:
-        """The version is gone from the service: have the next one listed, for the next open at least."""
+        """List the path again, since its version is gone from the service. True if it leads to a file or folder."""
         self._tree.refresh(inode.path)
         try:
             self._tree.lookup(inode.path)
@@ -149,8 +150,9 @@ class Handles:
         return True
 
     def _follow(self, fh: int, handle: Handle) -> bool:
-        """The file was replaced, as a log is by a longer one: go on in the new one if all that was read of this one
-        is the same there (tail -f). True if the handle has moved on.
+        """Go on in the file that replaced this one, if it begins with all that was read here (tail -f of a log).
+
+        True if the handle has moved on.
         """
         inode = handle.inode
         if handle.writable or inode.content is None or not inode.replaced:
@@ -158,7 +160,7 @@ class Handles:
         try:
             newer = self._tree.open(inode.path, write=False)
         except CloudsimfsError:
-            return False  # this version is whole as it is
+            return False  # this version can still be read
         leaves: Inode | None = newer
         try:
             same = newer.content is not None and newer.content.begins_with(inode.content)
@@ -171,6 +173,7 @@ class Handles:
         return same
 
     def write(self, fh: int, data: bytes, offset: int) -> int:
+        """pwrite(2). Returns the number of bytes written. Raises BadHandle, or as `Content.write`."""
         handle = self.get(fh)
         if handle.appends:
             offset = max(offset, handle.inode.size)
@@ -178,7 +181,7 @@ class Handles:
             return content.write(data, offset)
 
     def truncate(self, fh: int, size: int) -> None:
-        """ftruncate(2); `size` in bytes."""
+        """ftruncate(2). `size` is in bytes. Raises Invalid, BadHandle, NoSpace."""
         if size < 0:
             raise Invalid("a file cannot have a negative size")
         with self._changing(fh, size, keep=size) as content:
@@ -194,12 +197,13 @@ class Handles:
             self.release(fh)
 
     def allocate(self, fh: int, offset: int, length: int, *, keep_size: bool) -> None:
-        """fallocate(2), modes 0 and KEEP_SIZE: the file grows; blocks are taken when they are written."""
+        """fallocate(2), modes 0 and KEEP_SIZE: the file grows, but blocks are only taken when they are written."""
         inode = self._writable(fh)
         if not keep_size and offset + length > inode.size:
             self.truncate(fh, offset + length)
 
     def _writable(self, fh: int) -> Inode:
+        """The inode of a handle that can write. Raises BadHandle."""
         handle = self.get(fh)
         if not handle.writable:
             raise BadHandle(f"handle {fh} is not open for writing")
@@ -207,9 +211,9 @@ class Handles:
 
     @contextmanager
     def _changing(self, fh: int, start: int, keep: int | None = None) -> Iterator[Content]:
-        """Change the bytes from `start` on: the content to do it to, with the inode's lock held.
+        """Yield the content for a change of the bytes from `start` on, with the inode's lock held.
 
-        Only the first `keep` bytes (None: all) matter to who changes it.
+        Only the first `keep` bytes (None: all) need to be kept.
         """
         inode = self._writable(fh)
         with inode.writing:
@@ -220,9 +224,10 @@ class Handles:
                 yield inode.content
 
     def _copy_to_change(self, inode: Inode, fh: int, start: int, keep: int | None) -> Content | None:
-        """A copy of a closed state that would be overwritten; None if nothing is to be kept.
+        """A copy of a closed state that the change would overwrite; None if there is none to keep.
 
-        Made without the inode's lock: nobody changes the bytes meanwhile, but a listing may confirm them.
+        It is made without the inode's lock: Inode.writing keeps the bytes as they are, but a listing may confirm
+        them in the meantime. Raises NoSpace.
         """
         with inode.lock:
             content = inode.content
@@ -233,11 +238,11 @@ class Handles:
             return self._datacache.copy_of(content, content.size if keep is None else min(keep, content.size))
         except NoSpace:
             if inode.is_stored:
-                return None  # the service has acknowledged these bytes: better than no room for them here
+                return None  # the service has acknowledged these bytes: overwrite them rather than fail
             raise
 
     def _change(self, inode: Inode, start: int, copy: Content | None) -> None:
-        """The bytes from `start` on are about to change. The caller holds the inode's lock."""
+        """Prepare the inode for a change of the bytes from `start` on. The caller holds the inode's lock."""
         assert inode.content is not None
         leaves_closed = inode.holds_closed(start)
         if leaves_closed and copy is not None:
@@ -261,16 +266,16 @@ class Handles:
     # -- flush, fsync, release ---------------------------------------------------------------------------
 
     def flush(self, fh: int) -> None:
-        """close(2) of one descriptor: what was written so far survives our death when this returns."""
+        """close(2) of one descriptor. When it returns, what was written so far survives the death of the daemon."""
         handle = self.get(fh)
         if handle.writable:
             with handle.inode.lock:
                 self._writeback.commit(handle.inode, by=fh)
 
     def fsync(self, fh: int, interrupted: Interrupted = never) -> None:
-        """What was written so far survives a power loss when this returns; with `fsync_remote` it is stored.
+        """fsync(2). When it returns, what was written so far survives a power loss; with `fsync_remote` it is stored.
 
-        The kernel calls it after each write of a file that was opened with O_SYNC or O_DSYNC, too.
+        The kernel also calls it after each write to a file that was opened with O_SYNC or O_DSYNC.
         """
         handle = self.get(fh)
         with handle.inode.lock:
@@ -284,7 +289,7 @@ class Handles:
             self._writeback.store(handle.inode, interrupted)
 
     def sync(self) -> None:
-        """All committed so far survives a power loss."""
+        """fsync all that was committed so far, so that it survives a power loss."""
         self._fsyncer.sync()
 
     def release(self, fh: int) -> None:
@@ -296,8 +301,8 @@ class Handles:
                 with handle.inode.lock:
                     self._writeback.commit(handle.inode, by=fh)  # a mapped page may be newer than the last flush
         except CloudsimfsError as error:
-            refusal = error  # the last close(2) has said so
-        finally:  # whatever went wrong: who counts as open for ever is never uploaded again
+            refusal = error  # the last close(2) has already reported it
+        finally:  # in any case: an inode that stays counted as open would never be uploaded
             self._tree.close(handle.inode, write=handle.writable, refusal=refusal)
             if handle.left is not None:
                 self._tree.close(handle.left, write=False)

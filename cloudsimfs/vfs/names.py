@@ -1,5 +1,6 @@
-"""Names with a meaning of our own: those that never leave this machine, those of conflict copies, and names that no
-listing has shown yet. Pure.
+"""Names with a meaning of their own: those that never leave this machine, and those of conflict copies. Pure.
+
+Also entries for names that no listing has shown yet.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from collections.abc import Iterator
 from cloudsimfs import paths
 from cloudsimfs.service.model import Entry
 
-# Names that editors and desktops drop: they stay here and are never uploaded (docs/architecture.md, "Namespace").
+# Temporary files of editors and desktops: they stay here and are never uploaded (docs/architecture.md, "Namespace").
 LOCAL_NAMES = re.compile(
     r"\..*\.sw.|4913|.*~|\.goutputstream-.*|\.fuse_hidden.*|\.~lock\..*#|\._.*|\.DS_Store|Thumbs\.db",
     re.DOTALL,
 )
-HIDDEN_PREFIX = ".fuse_hidden"  # libfuse's name for what was unlinked while open
+HIDDEN_PREFIX = ".fuse_hidden"  # libfuse's prefix for files that were unlinked while open
 
 
 def is_local_name(name: str) -> bool:
@@ -26,7 +27,7 @@ def is_local_name(name: str) -> bool:
 
 
 def conflict_names(path: str) -> Iterator[str]:
-    """What a copy beside `path` may be called, the plainest first."""
+    """Names for a copy beside `path`, the plainest first."""
     directory, name = paths.split(path)
     host = re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname().partition(".")[0])[:40]
     mark = f".conflict-{host}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -36,18 +37,18 @@ def conflict_names(path: str) -> Iterator[str]:
 
 
 def _shortened(name: str, room: int) -> str:
-    """A name that leaves room for so many more bytes."""
+    """The name, cut so that `room` more bytes fit."""
     encoded = name.encode("utf-8", "surrogateescape")[: paths.NAME_MAX - room]
     return encoded.decode("utf-8", "ignore") if len(encoded) < len(name.encode("utf-8", "surrogateescape")) else name
 
 
 def unknown_folder(path: str) -> Entry:
-    """A folder that the service may have; its id is found when it is needed."""
+    """The entry of a folder that the service may have. Its id is looked up when it is needed."""
     directory, name = paths.split(path)
     return Entry(0, directory, name, is_dir=True)
 
 
 def unknown_file(path: str) -> Entry:
-    """A file stored here, whose id no listing has told yet."""
+    """The entry of a file that was stored from here. No listing has shown its id yet."""
     directory, name = paths.split(path)
     return Entry(0, directory, name, is_dir=False)

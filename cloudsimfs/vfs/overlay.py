@@ -1,10 +1,10 @@
-"""What was done here and lies over the listings.
+"""Local changes, which lie over the listings.
 
     readdir = listing - tombstones + inodes with local truth          (docs/architecture.md, invariant 3)
 
-An item leaves the overlay on evidence (`evidence`), never because time has passed: an upload when a listing shows its
-size and a newer version, a tombstone when a listing asked for after the delete no longer shows what was deleted. The
-overlay says which items a listing ends; the tree ends them.
+An item leaves the overlay on evidence (`evidence`), never because time has passed. An upload leaves it when a listing
+shows its size and a newer version. A tombstone leaves it when a listing asked for after the delete no longer shows
+the deleted entry. The overlay says which items a listing ends; `settle` ends them.
 
 Threading: none of its own; everything here is guarded by Tree.lock.
 """
@@ -25,9 +25,9 @@ Item = Inode | Tombstone
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A listing ends an item: it shows `entry` under the item's name, or nothing.
+    """A listing that shows `entry` (None: nothing) under the item's name ends the item.
 
-    With `damaged` the item goes on: the service has lost bytes of the upload that it acknowledged.
+    With `damaged` the item stays: the service has lost bytes of the upload that it acknowledged.
     """
 
     item: Item
@@ -36,7 +36,7 @@ class Verdict:
 
 
 class Overlay:
-    """Items by directory and name. `on_rollback` is told how to take each change back."""
+    """Items by directory and name. Registers with `on_rollback` how each change is undone."""
 
     def __init__(self, on_rollback: Callable[[Callable[[], object]], object] = lambda _: None) -> None:
         self._directories: dict[str, dict[str, Item]] = {}
@@ -86,7 +86,7 @@ class Overlay:
                     yield item
 
     def merge(self, directory: str, names: Mapping[str, Entry]) -> Iterator[tuple[str, Entry | Inode]]:
-        """What a reader of the directory sees."""
+        """The names that a reader of the directory sees, with what they lead to."""
         local = self.inside(directory)
         for name, entry in names.items():
             if name not in local:
@@ -98,12 +98,12 @@ class Overlay:
             yield name, unknown_folder(paths.join(directory, name))
 
     def implies(self, path: str) -> bool:
-        """Whether the folder is there because something of ours is in it, whatever the service lists."""
+        """Whether the folder exists because an inode is below it, whatever the service lists."""
         directory, name = paths.split(path)
         return name in self._implied(directory)
 
     def _implied(self, directory: str) -> set[str]:
-        """The names in a directory that lead to inodes deeper down."""
+        """The names in a directory below which there are inodes."""
         start = len(directory) + 1 if directory else 0
         return {
             below[start:].partition("/")[0]
@@ -114,7 +114,7 @@ class Overlay:
         }
 
     def reconcile(self, directory: str, names: Mapping[str, Entry], asked_at: float) -> list[Verdict]:
-        """Hold every item of a directory against a listing of it, and say which items it ends.
+        """Compare every item of a directory with a listing of it. Returns which items the listing ends.
 
         `asked_at` is monotonic seconds, as are `Tombstone.done_at` and `Inode.stored_at`.
         """
@@ -135,15 +135,15 @@ class Overlay:
             folder.hides = None
         listed = entry if entry is not None and entry.is_dir else None
         if listed is not None or (folder.entry is not None and folder.entry.id):
-            folder.entry = listed  # else it may be stored since a moment ago, and be listed later
+            folder.entry = listed  # otherwise it may have just been stored, and not be listed yet
         if listed is not None and folder.hides is None and not self.inside(folder.path):
-            yield Verdict(folder, entry)  # a folder made here is on the service now, and holds what it held
+            yield Verdict(folder, entry)  # a folder made here is on the service now, and has no local items
 
 
 def _judge_tombstone(tombstone: Tombstone, entry: Entry | None, asked_at: float) -> Iterator[Verdict]:
     made_here = tombstone.is_dir and tombstone.entry is not None and not tombstone.entry.id
     if made_here and entry is not None and entry.is_dir:
-        tombstone.entry = entry  # it was stored since: this is the id it had
+        tombstone.entry = entry  # it has been stored in the meantime: this is its id
     if tombstone_is_settled(tombstone, entry, asked_at):
         yield Verdict(tombstone, entry)
 

@@ -1,10 +1,10 @@
-"""Drafts: what was being written to files when a daemon died, and what can be done with it.
+"""Drafts: files that were being written when a daemon died, and what can be done with them.
 
     under its name      the journal had no closed state: the tree shows the draft, and `replay` did not queue it
-    beside the names    the name has the closed state again; the draft is a row of the journal and a backing file
+    beside the names    the name shows the closed state again; the draft is a row of the journal and a backing file
 
-Nothing of it is uploaded or removed unless somebody says so. `Recovery` is a mount's; `drafts` lists and copies what
-a cache directory has without one.
+No draft is uploaded or removed unless the user says so. `Recovery` works in a mount; `drafts` lists and copies them
+without one.
 
 Threading: called by control files, on any thread; no lock of its own.
 """
@@ -51,9 +51,10 @@ class Recovery:
         raise NotFound(f"no draft {draft_id!r}; `cloudsimfs recover` lists what there is")
 
     def command(self, text: str, *, bound: float) -> None:
-        """`upload ID`, `discard ID`, or `complete ID`: fetch what of it is only on the service.
+        """Carry out `upload ID`, `discard ID`, or `complete ID`, which fetches the bytes that only the service has.
 
-        Raises TimedOut when the last takes longer than `bound` seconds; it goes on when it is asked for again.
+        Raises Invalid, NotFound, IsDirectory; TimedOut if `complete` takes longer than `bound` seconds. It continues
+        when it is written again.
         """
         verb, _, draft_id = text.partition(" ")
         if verb not in ("upload", "discard", "complete"):
@@ -77,8 +78,8 @@ class Recovery:
         self._content(row).drop()
 
     def _close(self, row: DraftRow) -> None:
-        """A draft that is shown becomes the closed state."""
-        self._content(row).lacking.clip(0)  # it is wanted as it is
+        """Close a draft that is shown: it becomes the closed state."""
+        self._content(row).lacking.clip(0)  # the user accepts it as it is
         fh = self._handles.open(row.path, os.O_WRONLY)
         try:
             self._handles.flush(fh)
@@ -86,7 +87,7 @@ class Recovery:
             self._handles.release(fh)
 
     def _put_back(self, row: DraftRow) -> None:
-        """A draft beside the names gets its name again, as if it had been closed now."""
+        """Give a draft beside the names its name again, as if it had been closed now."""
         target = lookup_or_none(self._tree, row.path)
         if target is not None and target.is_dir:
             raise IsDirectory(f"/{row.path} is a folder now; `cloudsimfs recover --save DIR` copies the file out")

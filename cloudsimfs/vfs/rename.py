@@ -1,7 +1,7 @@
-"""Renames: of what is only here, a change of name; of what is stored, an upload under the new name, then a delete.
+"""Renames. A file that is only here changes its name; a stored one is uploaded under the new name, then deleted.
 
-The service has no rename (docs/service.md, "Behaviour"). Locally both are atomic: one step under Tree.lock,
-one journal transaction; if that fails, neither name has changed.
+The service has no rename (docs/service.md, "Behaviour"). Locally both are atomic: one step under Tree.lock and one
+journal transaction. If that fails, neither name has changed.
 """
 
 from __future__ import annotations
@@ -50,10 +50,11 @@ def rename(tree: Tree, old: str, new: str, *, replace_target: bool = True) -> No
 
 
 def _awaited(inode: Inode) -> set[Inode]:
-    """What the delete of a renamed file's old name waits for.
+    """The inodes that the delete of a renamed file's old name waits for.
 
-    The new name's upload; nothing if it stays local (its bytes are fetched before the delete). What was unlinked
-    while open goes when its last handle does, so that readers can go on.
+    It waits until the file is stored under the new name. If that name stays local, it waits for nothing: the bytes
+    are fetched before the delete. A file that was unlinked while open is deleted after its last handle has gone, so
+    that readers can go on.
     """
     hidden = paths.name(inode.path).startswith(HIDDEN_PREFIX)
     return {inode} if hidden or not inode.local_only else set()
@@ -76,7 +77,7 @@ def _check_folder_target(tree: Tree, new: str, target: Node | None) -> None:
 
 
 def _move_file(tree: Tree, inode: Inode, new: str, target: Node | None) -> Tombstone | None:
-    """Give a file its new name. Returns the tombstone its old name needs, if the service may know it.
+    """Give a file its new name. Returns the tombstone that its old name needs, if the service may have that.
 
     The caller holds the lock and is in a transaction.
     """
@@ -115,7 +116,7 @@ def _move_file(tree: Tree, inode: Inode, new: str, target: Node | None) -> Tombs
 
 
 def replace_target(tree: Tree, new: str, target: Node | None) -> tuple[Entry | None, bool]:
-    """Take what has the new name away. Returns what is known to be stored there, and whether more may be."""
+    """Remove whatever has the new name. Returns the entry known to be stored there, and whether a newer may be."""
     replaced = tree.overlay.get(new)
     if isinstance(replaced, Inode):
         tree.overlay.pop(new)
@@ -127,24 +128,24 @@ def replace_target(tree: Tree, new: str, target: Node | None) -> tuple[Entry | N
 
 
 def _rename_folder(tree: Tree, old: str, new: str, source: Node, target: Node | None) -> None:
-    """File by file here, one folder delete on the service when all are stored under the new name."""
+    """Rename file by file here; have the service delete the old folder once all are stored under the new name."""
     folders, files = _subtree(tree, old, source)
     above = tree.listing(paths.parent(old))
     replaced = None if target is None else (target, tree.listing(new), tree.listing(paths.parent(new)))
     with tree.changing():
         if replaced is not None:
             remove_folder(tree, new, *replaced)
-        inodes = [tree.inode_of(path, node) for path, node in files]  # may raise: before anything is changed
-        covered = [claim_for_folder(tree, paths.rebase(path, old, new)) for path, _ in folders]
+        inodes = [tree.inode_of(path, node) for path, node in files]  # this may raise, so it comes before any change
+        hidden = [claim_for_folder(tree, paths.rebase(path, old, new)) for path, _ in folders]
         since = tree.monotonic()
         moved = [_move_file(tree, inode, paths.rebase(inode.path, old, new), None) for inode in inodes]
         left = [file.entry or unknown_file(file.path) for file in moved if file is not None]
         entry = listed_folder(old, source, above)
         had_file = [
             _move_folder(tree, path, paths.rebase(path, old, new), node, tombstone)
-            for (path, node), tombstone in zip(folders, covered, strict=True)
+            for (path, node), tombstone in zip(folders, hidden, strict=True)
         ]
-        if had_file[0]:  # one tombstone a name
+        if had_file[0]:  # a name has one tombstone at most: delete file by file
             for inode, file in zip(inodes, moved, strict=True):
                 if file is not None:
                     bury(tree, file, after=_awaited(inode))
@@ -156,19 +157,19 @@ def _rename_folder(tree: Tree, old: str, new: str, source: Node, target: Node | 
 
 
 def _subtree(tree: Tree, top: str, node: Node) -> tuple[list[tuple[str, Node]], list[tuple[str, Node]]]:
-    """All folders (the top first) and all files below. Fetches listings; called without locks."""
+    """All folders (the top first) and all files below `top`. Fetches listings; called with no lock held."""
     folders: list[tuple[str, Node]] = [(top, node)]
     files: list[tuple[str, Node]] = []
     for directory, _ in folders:
         for name, _attr in tree.readdir(directory, hidden=True):
             path = paths.join(directory, name)
             tree.fetch_size(path)
-            found = tree.lookup(path)
-            (folders if found.is_dir else files).append((path, found))
+            child = tree.lookup(path)
+            (folders if child.is_dir else files).append((path, child))
     return folders, files
 
 
-def _move_folder(tree: Tree, old: str, new: str, node: Node, covered: Tombstone | None) -> bool:
+def _move_folder(tree: Tree, old: str, new: str, node: Node, hides: Tombstone | None) -> bool:
     """Make the folder under its new name, here only. True if its old name has a removed file's tombstone again.
 
     The caller holds the lock and is in a transaction.
@@ -177,7 +178,7 @@ def _move_folder(tree: Tree, old: str, new: str, node: Node, covered: Tombstone 
     attr = replace(tree.attributes.local(old, node), ino=before.ino, mtime_ns=before.mtime_ns)
     had_file = leave_folder(tree, old)
     inode = Inode(new, is_dir=True, entry=None, attr=attr)
-    inode.hides = covered
+    inode.hides = hides
     tree.overlay.put(new, inode)
     tree.attributes.touch(paths.parent(new))
     tree.journal.save_folder(new)

@@ -1,10 +1,10 @@
-"""Replay of the journal: overlay and queue as they were when the last mount ended, however it ended.
+"""Replay of the journal: restores overlay and queue as they were when the last mount ended, however it ended.
 
-A file that was being written when the daemon died is what its last closed state says, if the journal has one, and
-the draft is kept beside the namespace (`recovery`). If it has none, the draft is all there is under the name: it is
-shown there, and not uploaded before somebody closes it or says so.
+A file that was being written when the daemon died shows its last closed state, if the journal has one. The draft is
+then kept beside the namespace (`recovery`). If there is no closed state, the name shows the draft. It is not uploaded
+before the user closes it or says so.
 
-Runs once, before the first kernel request and before any thread: it takes no locks.
+It runs once, before the first request of the kernel and before any thread starts, so it takes no locks.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def replay(tree: Tree) -> None:
         if _is_unlinked(row):
             _forget(tree, row)
         elif not tree.datacache.is_whole(row.bytes, row.bytes.size):
-            log.error("/%s: its bytes are gone from the cache directory; back to what the service has", row.path)
+            log.error("/%s: its bytes are gone from the cache directory; the service's version is shown", row.path)
             _keep_rest(tree, row)
             tree.dcache.invalidate(paths.parent(row.path))
             lost.add(row.ino)
@@ -53,17 +53,17 @@ def replay(tree: Tree) -> None:
             inodes[draft.ino] = _replay_draft(tree, draft)
     for tombstone in tree.journal.tombstones():
         if lost.intersection(tombstone.after):
-            tree.journal.drop_tombstone(tombstone.path)  # what was renamed is lost: its old name has the only copy
+            tree.journal.drop_tombstone(tombstone.path)  # the renamed file is lost: the old name has the only copy
         else:
             _replay_tombstone(tree, tombstone, inodes)
-    kept = {row.bytes.backing for row in tree.journal.drafts()}
+    keep = {row.bytes.backing for row in tree.journal.drafts()}
     tree.datacache.sweep(
-        kept | {inode.content.backing.name for inode in inodes.values() if inode.content is not None}
+        keep | {inode.content.backing.name for inode in inodes.values() if inode.content is not None}
     )
 
 
 def _is_unlinked(row: FileRow | DraftRow) -> bool:
-    """Whether the file was unlinked while open: its last handle has died with the daemon."""
+    """Whether the file was unlinked while open. Its last handle has died with the daemon."""
     return paths.name(row.path).startswith(HIDDEN_PREFIX)
 
 
@@ -83,13 +83,13 @@ def _replay_file(tree: Tree, row: FileRow) -> Inode:
     if row.state == "closed":
         tree.writeback.enqueue(inode)
     else:
-        tree.writeback.may_be_unlisted()  # the mount may have died before it told the service
+        tree.writeback.may_be_unlisted()  # the mount may have died before it had the service renew its listings
     return inode
 
 
 def _replay_draft(tree: Tree, row: DraftRow) -> Inode:
     inode = _replay_inode(tree, row)
-    size = max(0, tree.datacache.file_size(row.bytes))  # the row is as old as the first change
+    size = max(0, tree.datacache.file_size(row.bytes))  # the row was written at the first change
     inode.content = tree.datacache.restore(replace(row.bytes, size=size))
     inode.since_ns = row.since_ns
     inode.state = WriteState.DIRTY
@@ -103,39 +103,39 @@ def _replay_inode(tree: Tree, row: FileRow | DraftRow) -> Inode:
     inode = Inode(row.path, is_dir=False, entry=row.base, attr=attr)
     inode.generation = row.generation
     inode.rebase(row.base, uploaded=row.uploaded, at=tree.born_at)
-    inode.local_only = is_local_name(paths.name(row.path)) and row.base is None  # what is stored goes up as before
+    inode.local_only = is_local_name(paths.name(row.path)) and row.base is None  # a stored file is uploaded as before
     tree.attributes.put(row.path, attr)
     tree.overlay.put(row.path, inode)
     return inode
 
 
 def _keep_rest(tree: Tree, row: FileRow) -> None:
-    """A power loss has cut a closed state short: what is left of it is no file, but may be worth a look."""
-    left = tree.datacache.file_size(row.bytes)
-    if row.state == "closed" and left > 0:
-        held = replace(row.bytes, size=left)
+    """Keep what a power loss has left of a closed state: it is not the whole file, but may be worth a look."""
+    size = tree.datacache.file_size(row.bytes)
+    if row.state == "closed" and size > 0:
+        rest = replace(row.bytes, size=size)
         draft = DraftRow(
-            row.ino, row.path, row.generation, row.uploaded, row.base, tree.now_ns(), kept=True, bytes=held
+            row.ino, row.path, row.generation, row.uploaded, row.base, tree.now_ns(), kept=True, bytes=rest
         )
         tree.journal.save_draft(draft, closed=False)
 
 
 def _keep_draft(tree: Tree, closed: Inode, row: DraftRow) -> None:
-    """What was written after a closed state: with a backing file of its own it no longer belongs to the name."""
+    """Keep what was written after a closed state, in a backing file of its own: the name shows the closed state."""
     assert closed.content is not None
-    size, held = tree.datacache.file_size(row.bytes), row.bytes
-    appended = held.backing == closed.content.backing.name
+    size, state = tree.datacache.file_size(row.bytes), row.bytes
+    appended = state.backing == closed.content.backing.name
     if size <= (closed.content.size if appended else 0):
         tree.journal.drop_draft(row.ino)  # nothing was written yet, or it is gone
         return
     if appended:
         try:
-            held = tree.datacache.copy_of(closed.content, size).describe()
+            state = tree.datacache.copy_of(closed.content, size).describe()
         except NoSpace as error:
             log.error("/%s: what was appended when the mount ended cannot be kept: %s", row.path, error)
             tree.journal.drop_draft(row.ino)
             return
-    tree.journal.keep_draft(row.ino, replace(held, size=size))
+    tree.journal.keep_draft(row.ino, replace(state, size=size))
     log.warning("/%s was being written when the mount ended: its last closed state is back", row.path)
 
 
@@ -154,7 +154,7 @@ def _replay_tombstone(tree: Tree, row: TombstoneRow, inodes: dict[int, Inode]) -
         made_anew.hides = tombstone
     if not tombstone.done:
         if not tombstone.is_known:
-            tree.writeback.may_be_unlisted()  # what is to be found by listing may have been stored lately
+            tree.writeback.may_be_unlisted()  # the delete needs a listing of an upload that may just have been stored
         renamed = [inodes[ino] for ino in row.after if ino in inodes]
         waits = [inode for inode in renamed if not (inode.is_stored or inode.local_only)]
         tree.pending_deletes.add(tombstone, after=waits)

@@ -1,4 +1,4 @@
-"""What follows from a verdict: an item leaves the overlay, an upload is confirmed, or it is done again.
+"""What follows from a verdict: an item leaves the overlay, an upload is confirmed, or it is repeated.
 
 Locks: Tree.lock is held by the caller; an inode's lock is taken here.
 """
@@ -40,14 +40,14 @@ class Settlement:
         self._clock = clock
 
     def settle(self, verdict: Verdict) -> None:
-        """Do what a listing has proved. The caller holds the tree's lock."""
+        """Act on what a listing has proved. The caller holds Tree.lock."""
         if verdict.damaged and isinstance(verdict.item, Inode) and verdict.entry is not None:
             self._resend(verdict.item, verdict.entry)
         else:
             self._retire(verdict.item, verdict.entry)
 
     def _retire(self, item: Item, entry: Entry | None) -> None:
-        """A listing settles an overlay item, or what one hides. The caller holds the lock."""
+        """Remove an item that a listing ends, or a tombstone that a folder hides. The caller holds Tree.lock."""
         if self._overlay.get(item.path) is item:
             self._overlay.pop(item.path)
         if isinstance(item, Tombstone):
@@ -69,16 +69,16 @@ class Settlement:
                     item.replaced = not item.unlinked
 
     def _resend(self, inode: Inode, entry: Entry) -> None:
-        """The service has lost bytes of what it acknowledged: they are still here. The caller holds the lock."""
+        """Upload again: the service has lost bytes that it acknowledged. The caller holds Tree.lock."""
         log.warning("/%s: the service lists %d bytes of %d; it is uploaded again", inode.path, entry.size, inode.size)
         with inode.lock:
             inode.transition("damaged")
             self._writeback.enqueue(inode)
 
     def _confirm(self, inode: Inode, entry: Entry | None) -> None:
-        """The service lists what we stored, or what others did after us; None: they removed it.
+        """The service lists what we stored, or what others stored after us; None: they removed it.
 
-        The caller holds both locks.
+        The caller holds Tree.lock and the inode's.
         """
         assert inode.content is not None
         if entry is not None and is_ours(inode, entry):
@@ -94,7 +94,7 @@ class Settlement:
 
 
 def drop_content(journal: Journal, inode: Inode) -> None:
-    """Remove the bytes of an inode that nobody has open, once what the journal says of it is committed."""
+    """Remove the bytes of an inode that nobody has open, once the journal has committed its removal."""
     if inode.opens == 0:
         for content in (inode.content, inode.closed_content):
             if content is not None:

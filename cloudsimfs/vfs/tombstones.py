@@ -1,9 +1,9 @@
 """Names that were removed here: a tombstone hides what the service still lists under them, until a listing agrees.
 
-`uploader.delete` has the service delete what a tombstone names; what it asks, and says of the outcome, is below.
+`uploader.delete` has the service delete what a tombstone names; the functions that it calls are at the end.
 
-Locks: what makes and takes tombstones away is called with the tree's lock held, in a transaction (`Tree.changing`);
-what `uploader.delete` calls, with none.
+Locks: functions that add or remove tombstones are called with Tree.lock held, in a transaction (`Tree.changing`).
+Those that `uploader.delete` calls are called with no lock held.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ log = logging.getLogger(__name__)
 
 
 def tombstone_of(tree: Tree, inode: Inode) -> Tombstone | None:
-    """What the inode's name needs when the inode leaves it; its upload is called off.
+    """The tombstone that the inode's name needs when the inode leaves it. Its upload is called off.
 
-    None if the service has nothing there.
+    None if the service has nothing under the name.
     """
     tree.keep_for_undo(inode)
     with inode.lock:
         begun = tree.writeback.call_off(inode)
         if inode.uploaded:
-            tree.stored(inode)  # its folders are the service's too, or will be: what has begun may land any time
+            tree.stored(inode)  # an upload that has begun may be stored at any time, and its folders with it
             tombstone = Tombstone(inode.path, None)
             tombstone.since = None if begun else tree.monotonic()
             return tombstone
@@ -53,7 +53,7 @@ def bury_folder(tree: Tree, path: str, entry: Entry, *, empty: bool) -> None:
     after: set[Inode] = set()
     for below, item in tree.overlay.below(path):
         if isinstance(item, Tombstone) and not item.done:
-            tree.pending_deletes.call_off(item)  # one that has begun may never end: it is asked for again
+            tree.pending_deletes.call_off(item)  # one that has begun may fail, so it is asked for again
             tombstone.below += item.below if item.is_dir else [item.entry or unknown_file(below)]
             after |= item.after
             tree.overlay.pop(below)
@@ -67,10 +67,11 @@ def bury_folder(tree: Tree, path: str, entry: Entry, *, empty: bool) -> None:
 
 
 def claim_for_file(tree: Tree, path: str) -> tuple[Entry | None, bool]:
-    """A file is made under a name that was removed here before.
+    """Prepare a name that was removed here before for a new file.
 
-    It will overwrite what is stored there, so the pending delete is called off; a removed folder's delete becomes one
-    of its files each. Returns what is known to be stored under the name, and whether more than that may be.
+    The file will overwrite what is stored there, so the pending delete is called off. The delete of a removed folder
+    becomes one delete for each of its files. Returns the entry known to be stored under the name, and whether a newer
+    one may be.
     """
     tombstone = tree.overlay.get(path)
     if not isinstance(tombstone, Tombstone):
@@ -82,8 +83,10 @@ def claim_for_file(tree: Tree, path: str) -> tuple[Entry | None, bool]:
 
 
 def claim_for_folder(tree: Tree, path: str) -> Tombstone | None:
-    """A folder is made under a name that was removed here before; a removed folder's delete becomes one of its files
-    each. A folder overwrites nothing: a removed file's delete goes on, and what is returned the folder `covers`.
+    """Prepare a name that was removed here before for a new folder.
+
+    The delete of a removed folder becomes one delete for each of its files. A folder overwrites nothing, so the
+    delete of a removed file goes on. Returns that file's tombstone, which the new folder hides (`Inode.hides`).
     """
     tombstone = tree.overlay.get(path)
     if not isinstance(tombstone, Tombstone):
@@ -96,8 +99,9 @@ def claim_for_folder(tree: Tree, path: str) -> Tombstone | None:
 
 
 def leave_folder(tree: Tree, path: str) -> bool:
-    """A folder leaves its name. True if a removed file has it again: what was in the folder then goes file by file,
-    for there is one tombstone a name.
+    """Remove a folder from its name. True if the name has the tombstone of a removed file again.
+
+    The files of the folder are then deleted one by one, because a name has at most one tombstone.
     """
     item = tree.overlay.pop(path)
     tree.journal.drop_folder(path)
@@ -109,7 +113,7 @@ def leave_folder(tree: Tree, path: str) -> bool:
 
 
 def _take_back(tree: Tree, tombstone: Tombstone) -> bool:
-    """The name is free again. False if its delete may be too late to call off."""
+    """Remove a tombstone, so that the name is free again. False if it may be too late to call off the delete."""
     tree.overlay.pop(tombstone.path)
     in_time = tree.pending_deletes.call_off(tombstone)
     tree.journal.drop_tombstone(tombstone.path)
@@ -118,7 +122,7 @@ def _take_back(tree: Tree, tombstone: Tombstone) -> bool:
 
 
 def _hide_files(tree: Tree, tombstone: Tombstone) -> None:
-    """What was in a removed folder is removed file by file; if that is done, it only stays hidden."""
+    """Bury the files of a removed folder one by one. If the folder's delete is done, they only stay hidden."""
     for entry in tombstone.below:
         removed = Tombstone(entry.path, entry if entry.id else None)
         if tombstone.done:
@@ -131,7 +135,7 @@ def _hide_files(tree: Tree, tombstone: Tombstone) -> None:
 
 
 def _hide_folders(tree: Tree, path: str, *, below: str) -> None:
-    """The removed folders between a removed file and `below` stay hidden until the service has forgotten them."""
+    """Keep the removed folders between a removed file and `below` hidden until no listing shows them."""
     folder = paths.parent(path)
     while folder != below and tree.overlay.get(folder) is None:
         tombstone = Tombstone(folder, unknown_folder(folder), is_dir=True)
@@ -141,13 +145,13 @@ def _hide_folders(tree: Tree, path: str, *, below: str) -> None:
         folder = paths.parent(folder)
 
 
-# -- what one delete asks and says ------------------------------------------------------------------------
+# -- what `uploader.delete` calls ------------------------------------------------------------------------
 
 
 def only_holds(dcache: DCache, tombstone: Tombstone, since: float) -> bool:
-    """Whether a removed folder holds nothing but what was deleted here.
+    """Whether a removed folder holds only files that were deleted here.
 
-    By listings asked for after `since` (monotonic seconds).
+    Decided by listings asked for after `since` (monotonic seconds).
     """
     ours = {entry.path: entry for entry in tombstone.below}
     dcache.look_into({tombstone.path, *(entry.dirname for entry in tombstone.below)}, since=since)
@@ -162,24 +166,24 @@ def only_holds(dcache: DCache, tombstone: Tombstone, since: float) -> bool:
         except NotFound:
             return True
         except NotDirectory:
-            return False  # a file has its name: what is left inside goes file by file
+            return False  # a file has its name: delete what is left inside file by file
         return all(check(entry.path) if entry.is_dir else was_removed(entry) for entry in names.values())
 
     return check(tombstone.path)
 
 
 def was_replaced(dcache: DCache, entry: Entry) -> bool:
-    """Whether others have stored a later file in place of a removed one, as the listing at hand shows."""
+    """Whether the listing at hand shows that others have stored a later file in place of a removed one."""
     listing = dcache.at_hand(entry.dirname)
-    found = None if listing is None else listing.names.get(entry.name)
-    if found is None or found.is_dir or not is_later(entry, found):
+    listed = None if listing is None else listing.names.get(entry.name)
+    if listed is None or listed.is_dir or not is_later(entry, listed):
         return False
-    log.warning("/%s was removed here, and others have stored it anew: theirs stays", entry.path)
+    log.warning("/%s was removed here, but others have stored it again: their file stays", entry.path)
     return True
 
 
 def deleted(tree: Tree, tombstone: Tombstone) -> None:
-    """The service has acknowledged a delete; its tombstone stays until a listing agrees."""
+    """Record that the service has acknowledged a delete. The tombstone stays until a listing agrees."""
     if not tombstone.is_dir:
         return
     tree.dcache.forget(tombstone.path)
@@ -191,7 +195,7 @@ def deleted(tree: Tree, tombstone: Tombstone) -> None:
 
 
 def kept(tree: Tree, tombstone: Tombstone) -> None:
-    """The service does not delete it: the name has again what is listed under it."""
+    """Drop the tombstone, since the service refuses the delete. The name shows again what is listed under it."""
     with tree.lock, tree.journal.transaction():
         item = tree.overlay.get(tombstone.path)
         if item is tombstone:
@@ -202,4 +206,4 @@ def kept(tree: Tree, tombstone: Tombstone) -> None:
             tree.journal.drop_tombstone(tombstone.path)
     tree.refresh(tombstone.path)
     if tombstone.is_dir:
-        tree.dcache.forget(tombstone.path)  # some of it may be gone
+        tree.dcache.forget(tombstone.path)  # some of its files may be gone

@@ -1,10 +1,11 @@
 """The namespace: listings with the local overlay on top; lookup, readdir, attributes, open and close.
 
-What changes names is in `changes` and `rename`; what is left of a removed one in `tombstones`.
+Names are changed in `changes` and `rename`; removed names are in `tombstones`.
 
-Lock order: Tree.lock > Inode.lock > Content.lock > WorkQueue.lock > Journal.lock, taken left to right only.
-`Tree.lock` protects the overlay, the local attributes and the fields of inodes marked so; no listing is fetched under
-it: a method first gets the listing, then takes the lock and looks again.
+Locks: `Tree.lock` protects the overlay, the local attributes and the fields of inodes that are marked so. No listing
+is fetched under it: a method first gets the listing, then takes the lock and looks again. It is the first lock of
+the order: Tree.lock > Inode.lock > Content.lock > DataCache._lock > WorkQueue.lock > Journal.lock, taken left to
+right only (docs/architecture.md, "Locks").
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Tree:
         self.lock = threading.RLock()
         self.overlay = Overlay(journal.on_rollback)  # guarded by lock
         self.attributes = Attributes(journal, owner=owner, clock=clock)  # guarded by lock
-        self._held = ExitStack()  # the inodes' locks of the step under way (`changing`); guarded by lock
+        self._held = ExitStack()  # inode locks of the step under way (`changing`); guarded by lock
         self.dcache = dcache
         self.datacache = datacache
         self.writeback = writeback
@@ -59,8 +60,8 @@ class Tree:
         self.journal = journal
         self._clock = clock
         self._settlement = Settlement(self.overlay, self.attributes, datacache, writeback, journal, clock)
-        self.born_at = self.monotonic()  # listings asked for later may have news of what the journal speaks of
-        self._seen: dict[str, float] = {}  # asked_at of the last listing reconciled; guarded by lock
+        self.born_at = self.monotonic()  # only a listing asked for later has news of replayed files
+        self._seen: dict[str, float] = {}  # by directory: asked_at of its last reconciled listing; guarded by lock
 
     def monotonic(self) -> float:
         return self._clock.monotonic()
@@ -71,7 +72,7 @@ class Tree:
     # -- looking things up -------------------------------------------------------------------------------
 
     def lookup(self, path: str) -> Node:
-        """The inode or entry of a path. Raises NotFound, or the ServiceError of a listing that cannot be had."""
+        """The inode or entry of a path. Raises NotFound, or the ServiceError of a listing that fails."""
         if path == paths.ROOT:
             return ROOT_ENTRY
         with self.lock:
@@ -97,7 +98,10 @@ class Tree:
             return entry
 
     def listing(self, directory: str) -> Listing:
-        """What the service lists there; nothing, without a call, for a folder that only exists here."""
+        """What the service lists in a directory; empty, without a call, for a folder that only exists here.
+
+        Raises NotFound, NotDirectory, or the ServiceError of the call.
+        """
         with self.lock:
             item = self.overlay.get(directory)
             if isinstance(item, Tombstone):
@@ -109,11 +113,11 @@ class Tree:
         except (NotFound, NotDirectory):
             if item is None and not self.overlay.implies(directory):
                 raise
-            return Listing({}, 0.0)  # made here, and the service does not show it yet, or still a file removed here
+            return Listing({}, 0.0)  # made here; not listed yet, or still listed as a file that was removed here
         except ServiceError:
             if not (isinstance(item, Inode) and item.is_dir and item.entry is not None and not item.entry.id):
                 raise
-            return Listing({}, 0.0)  # made here, and no listing has ever shown it: what is here is all that is known
+            return Listing({}, 0.0)  # made here and never listed: nothing else is known of it
         with self.lock:
             if self._seen.get(directory) != listing.asked_at:
                 self._seen[directory] = listing.asked_at
@@ -124,7 +128,7 @@ class Tree:
     def readdir(self, path: str, *, hidden: bool = False) -> list[tuple[str, Attr]]:
         """The names in a directory, with their attributes. Raises NotDirectory or as `lookup`.
 
-        With `hidden` also what was unlinked while open.
+        With `hidden` it includes files that were unlinked while open.
         """
         if not self.lookup(path).is_dir:
             raise NotDirectory(f"/{path}")
@@ -145,7 +149,7 @@ class Tree:
             return self.attributes.of(path, node)
 
     def set_attr(self, path: str, **changes: int) -> None:
-        """Keep `perm`, `uid`, `gid`, `mtime_ns`, `atime_ns` (those given) of a path here."""
+        """Set `perm`, `uid`, `gid`, `mtime_ns`, `atime_ns` (those given) of a path. They stay on this machine."""
         node = self.lookup(path)
         with self.lock:
             local = replace(self.attributes.local(path, node))
@@ -169,36 +173,36 @@ class Tree:
             raise IsDirectory(f"/{path}")
         with self.lock:
             inode = self.inode_of(path, node)
-            self.pin(inode, replaced=truncate)  # may fail: before it counts as open
+            self.pin(inode, replaced=truncate)  # this may fail, so it comes before the inode counts as open
             inode.opens += 1
             inode.writers += write
         return inode
 
     def fetch_size(self, path: str) -> bool:
-        """Have the size of a file whose listing did not tell it, before anything is built on it: True if it did not.
+        """Fetch the size of a file if its listing lacks it. Returns whether it was lacking.
 
-        Raises as `lookup`, or the ServiceError of asking.
+        Raises as `lookup`, or the ServiceError of the call.
         """
         node = self.lookup(path)
         entry = node.entry if isinstance(node, Inode) else node
         if entry is None or entry.sized or entry.is_dir:
             return False
-        found = self.dcache.fetch_size(entry)
+        sized = self.dcache.fetch_size(entry)
         if isinstance(node, Inode):
             with node.lock:
                 if node.content is None and node.entry == entry:
-                    node.entry = found
+                    node.entry = sized
         return True
 
     def inode_of(self, path: str, node: Node | None) -> Inode:
-        """The one inode of a path. The caller holds the lock."""
+        """The one inode of a path, made if there is none. The caller holds the lock. Raises NotFound."""
         item = self.overlay.get(path)
         if isinstance(item, Inode):
             return item
-        if isinstance(node, Inode):  # a listing has settled it meanwhile, or its last reader closed it
+        if isinstance(node, Inode):  # by now a listing has settled it, or its last reader has closed it
             node = node.entry if not node.unlinked and node.entry is not None and node.path == path else None
         if isinstance(item, Tombstone) or node is None:
-            raise NotFound(f"/{path}")  # it went while the listing was fetched
+            raise NotFound(f"/{path}")  # it was removed while the listing was fetched
         attr = replace(self.attributes.get(path) or LocalAttr(), ino=self.attributes.ino(path))
         inode = Inode(path, is_dir=node.is_dir, entry=node, attr=attr)
         inode.based_at = self.monotonic()
@@ -206,16 +210,16 @@ class Tree:
         return inode
 
     def pin(self, inode: Inode, *, replaced: bool = False) -> None:
-        """Have the content's backing file open. The caller holds the lock."""
+        """Acquire the content: its backing file stays open. The caller holds the lock. Raises as `content_of`."""
         with inode.lock:
             if not inode.pinned:
                 self.content_of(inode, replaced=replaced).acquire()
                 inode.pinned = True
 
     def content_of(self, inode: Inode, *, replaced: bool = False) -> Content:
-        """The inode's content; if that is going to be `replaced`, its size need not be known (`measure`).
+        """The inode's content. Its size must be known (`fetch_size`), unless all of it is about to be `replaced`.
 
-        The caller holds the inode's lock.
+        The caller holds the inode's lock. Raises TryAgain if the size is not known.
         """
         if inode.content is None:
             assert inode.entry is not None
@@ -225,10 +229,10 @@ class Tree:
         return inode.content
 
     def close(self, inode: Inode, *, write: bool, refusal: CloudsimfsError | None = None) -> None:
-        """One handle less. After the last one that could write, what it wrote is queued for upload.
+        """Count one handle less. After the last one that could write, queue the file for upload.
 
-        `refusal` is what the commit of this handle's bytes has failed with, if it has: they are not uploaded.
-        One step under the lock: who opens the file next finds it dirty with a writer, or queued, never in between.
+        `refusal` is the error of the commit of this handle's bytes, if it failed: they are not uploaded. This is one
+        step under the lock: the next open finds the file dirty with a writer, or queued, never in between.
         """
         with self.lock:
             inode.opens -= 1
@@ -258,7 +262,7 @@ class Tree:
             return sorted(dirty, key=lambda inode: inode.path)
 
     def give_up(self, inode: Inode) -> None:
-        """What was written here and never closed goes; its name has what the service has."""
+        """Discard what was written here and never closed: the name shows what the service has. Raises WrongState."""
         with self.changing():
             if inode.opens:
                 raise WrongState(f"/{inode.path} is open")
@@ -268,7 +272,7 @@ class Tree:
         self.dcache.invalidate(paths.parent(inode.path))
 
     def replacing_size(self, inode: Inode) -> int | None:
-        """The size of the version that has replaced an open one, None if it is not known without a call."""
+        """The size of the version that has replaced an open one. None if that would take a call."""
         with self.lock:
             item = self.overlay.get(inode.path)
         if isinstance(item, Inode):
@@ -278,22 +282,22 @@ class Tree:
         entry = None if listing is None or isinstance(item, Tombstone) else listing.names.get(name)
         return None if entry is None else entry.size
 
-    # -- what changes need: all with the lock held ----------------------------------------------------------
+    # -- parts of a change, called with the lock held -------------------------------------------------------
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """One step that makes or removes names, in one transaction; if that fails, all is as it was."""
+        """One step that makes or removes names, in one transaction. If it fails, everything is as it was before."""
         with self.lock, ExitStack() as self._held, self.journal.transaction():
             yield
 
     def keep_for_undo(self, inode: Inode) -> None:
-        """The inode is about to be changed in such a step: nobody else changes it before that has held or failed."""
+        """Lock the inode until the step (`changing`) has ended, and restore it if the step fails."""
         self._held.enter_context(inode.lock)
         self.journal.on_rollback(self.writeback.snapshot(inode))
         self.journal.on_rollback(inode.snapshot())
 
     def detach(self, inode: Inode) -> None:
-        """The inode, taken from the overlay, has no name any more."""
+        """Mark an inode that was taken from the overlay as unlinked, and drop what is pending of it."""
         self.keep_for_undo(inode)
         with inode.lock:
             inode.unlinked = True
@@ -304,7 +308,7 @@ class Tree:
                 drop_content(self.journal, inode)
 
     def keep_folder(self, path: str, listing: Listing) -> None:
-        """A folder that was just emptied stays, as on any filesystem, though the service forgets it."""
+        """Keep a folder that was just emptied, as any filesystem does. The service forgets it."""
         self.attributes.touch(path)
         if path == paths.ROOT or isinstance(self.overlay.get(path), Inode):
             return
@@ -315,14 +319,14 @@ class Tree:
         self.overlay.put(path, Inode(path, is_dir=True, entry=unknown_folder(path), attr=attr))
         self.journal.save_folder(path)
 
-    # -- what is told ------------------------------------------------------------------------------------
+    # -- reports from elsewhere --------------------------------------------------------------------------
 
     def refresh(self, path: str) -> None:
-        """The listing that shows this path is known to be out of date."""
+        """Invalidate the listing that shows this path: it is out of date."""
         self.dcache.invalidate(paths.parent(path))
 
     def stored(self, inode: Inode) -> None:
-        """A file is, or may be, on the service, and so are the folders above it: others may put files there too."""
+        """Note that a file may be on the service, and the folders above it: others may put files into them, too."""
         with self.lock:
             path = paths.parent(inode.path)
             while path != paths.ROOT:
