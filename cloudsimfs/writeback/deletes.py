@@ -1,13 +1,13 @@
-"""Pending deletes: which removed names wait to be deleted on the service, and for what.
+"""Pending deletes: which removed names wait to be deleted on the service, and what each of them waits for.
 
-  * a delete is held back, so that those of a whole folder can become one;
-  * a rename's delete waits until what was renamed is stored (`Tombstone.after`);
-  * what was uploaded and is not listed yet is looked for again, later and later (v1);
-  * one that stays refused is given up in the end.
+  * a delete is held back, so that the deletes of a whole folder can become one;
+  * the delete of a renamed file waits until the file is stored under its new name (`Tombstone.after`);
+  * an upload that is not listed yet is looked for again, at growing intervals (v1);
+  * a delete that the service keeps refusing is given up in the end.
 
 What one delete does is in `uploader.delete`.
 
-Threading: the jobs run in the queue of the uploads, so that deletes and uploads of a path come one after the other.
+Threading: the jobs run in the queue of the uploads, so that a delete and an upload of one path never overlap.
 Locks: that queue's lock (`WorkQueue.lock`, re-entrant) protects the tables here and the marked fields of tombstones.
 It comes after Inode.lock and before Journal.lock; callers may hold an inode's lock.
 """
@@ -24,7 +24,7 @@ from cloudsimfs.journal.rows import TombstoneRow
 from cloudsimfs.writeback.queue import Job, WorkQueue
 
 DELETE_DELAY = 2.0  # seconds a delete is held back
-# Seconds between looks for what was uploaded, removed, and is not listed yet (v1): ten minutes in all.
+# Seconds between two looks for an upload that was removed and is not listed yet (v1): ten minutes in all.
 LATE_LOOKS = (10.0, 20.0, 40.0, 80.0, 150.0, 300.0)
 
 
@@ -34,20 +34,20 @@ class PendingDeletes:
         self._queue = queue
         self._clock = clock
         self._jobs: dict[Tombstone, Job] = {}  # guarded by the queue's lock
-        self._last = 0.0  # when one was last asked for, monotonic seconds; guarded by the queue's lock
-        self._given_up: dict[str, str] = {}  # paths, and why; guarded by the queue's lock
+        self._last = 0.0  # monotonic seconds; when the last delete was added; guarded by the queue's lock
+        self._given_up: dict[str, str] = {}  # the reason, by path; guarded by the queue's lock
 
     # -- what the namespace asks for ------------------------------------------------------------------------
 
     def add(self, tombstone: Tombstone, *, after: Iterable[Inode] = ()) -> None:
-        """Delete what the tombstone names, once all of `after` is stored or removed, and journal that."""
+        """Journal the tombstone, and delete what it names once every inode of `after` is stored or removed."""
         with self._queue.lock:
             tombstone.after = set(after)
             self.save(tombstone)
             self._last = self._clock.monotonic()
             self._given_up.pop(tombstone.path, None)
             job = self._new_job_locked(tombstone)
-        self._journal.on_commit(lambda: self._put(tombstone, job))  # never what the journal could not take
+        self._journal.on_commit(lambda: self._put(tombstone, job))  # never a job that is not in the journal
         self._journal.on_rollback(lambda: self._drop(tombstone))
 
     def _new_job_locked(self, tombstone: Tombstone) -> Job:
@@ -66,7 +66,7 @@ class PendingDeletes:
                 self._queue.put(job, delay=DELETE_DELAY)
 
     def save(self, tombstone: Tombstone) -> None:
-        """Journal the tombstone as it is."""
+        """Journal the tombstone as it is now."""
         after = tuple(inode.attr.ino or 0 for inode in tombstone.after)
         row = TombstoneRow(
             tombstone.path, tombstone.entry, tombstone.is_dir, tuple(tombstone.below), after, tombstone.done
@@ -74,7 +74,7 @@ class PendingDeletes:
         self._journal.save_tombstone(row)
 
     def call_off(self, tombstone: Tombstone) -> bool:
-        """The name is used again: do not delete it. False if that may be too late: the delete had begun or ended."""
+        """Call the delete off: the name is used again. False if that may be too late: it had begun or ended."""
         with self._queue.lock:
             job = self._jobs.pop(tombstone, None)
             if job is None:
@@ -87,9 +87,9 @@ class PendingDeletes:
             self._queue.put(self._new_job_locked(tombstone), delay=DELETE_DELAY)
 
     def release(self, inode: Inode) -> None:
-        """The inode is stored, or never will be: no delete waits for it any longer.
+        """Let no delete wait for this inode any longer: it is stored, or never will be.
 
-        The journal's rows still name it: replay does not wait for an inode that is stored or gone.
+        The journal's rows still name it, but replay does not wait for an inode that is stored or gone.
         """
         with self._queue.lock:
             waiting = [tombstone for tombstone in self._jobs if inode in tombstone.after]
@@ -103,9 +103,9 @@ class PendingDeletes:
                     self._queue.release(self._jobs[tombstone])
 
     def awaited(self, folder: str, uploads: Mapping[Inode, Job]) -> set[Job]:
-        """The deletes a drain of `folder` waits for, and those of `uploads` they wait for themselves.
+        """The deletes that a drain of `folder` waits for, and the jobs of `uploads` that these deletes wait for.
 
-        A delete that waits for what will not be uploaded now (an open file), or to be listed, is not one of them.
+        A drain does not wait for a delete that waits for an open file, or for an upload to be listed.
         """
         needed: set[Job] = set()
         with self._queue.lock:
@@ -117,10 +117,10 @@ class PendingDeletes:
                         needed.add(job)
         return needed
 
-    # -- what its run finds ------------------------------------------------------------------------------
+    # -- what `uploader.delete` reports --------------------------------------------------------------------
 
     def postpone(self, job: Job) -> bool:
-        """Whether a burst of removals goes on, and nobody waits for the delete: it then runs when that is over."""
+        """Put the delete off during a burst of removals, unless somebody waits for it. Returns whether it was."""
         with self._queue.lock:
             quiet = self._clock.monotonic() - self._last
             if quiet >= DELETE_DELAY or job.due == 0.0:
@@ -129,7 +129,7 @@ class PendingDeletes:
             return True
 
     def look_later(self, job: Job, tombstone: Tombstone) -> bool:
-        """Nothing is listed under the name: whether it is to be looked for again, for it may be listed late."""
+        """Look again later: nothing is listed under the name, but may be listed late. False after the last look."""
         with self._queue.lock:
             if job.cancelled or tombstone.looks >= len(LATE_LOOKS):
                 return False
@@ -139,7 +139,7 @@ class PendingDeletes:
             return True
 
     def finish(self, job: Job, tombstone: Tombstone) -> bool:
-        """The service has nothing of it any more: journal that. False if the delete was called off meanwhile."""
+        """Journal that the service has deleted it. False if the delete was called off in the meantime."""
         with self._queue.lock:
             if job.cancelled:
                 return False
@@ -149,7 +149,7 @@ class PendingDeletes:
             return True
 
     def give_up(self, job: Job, tombstone: Tombstone, reason: str) -> bool:
-        """The service goes on refusing the delete. False if it was called off meanwhile."""
+        """Give up a delete that the service keeps refusing. False if it was called off in the meantime."""
         with self._queue.lock:
             if job.cancelled:
                 return False
@@ -158,6 +158,6 @@ class PendingDeletes:
             return True
 
     def given_up(self) -> dict[str, str]:
-        """What the service refused to delete, by path, and why; it is shown again."""
+        """Why the service refused the deletes that were given up, by path. These names are shown again."""
         with self._queue.lock:
             return dict(self._given_up)

@@ -1,4 +1,4 @@
-"""Contents that still fetch from a path: each is completed before that path is overwritten or deleted.
+"""Contents that still fetch from a path: each is completed before the path is overwritten or deleted.
 
 Lock: `_lock` protects the table and is a leaf; nothing is fetched under it.
 """
@@ -21,25 +21,28 @@ class Dependents:
         self._contents: dict[str, list[Content]] = {}  # by the path they fetch from
 
     def add(self, content: Content) -> None:
-        """The content will fetch from a path that is to be deleted or overwritten."""
+        """Note that the content may fetch from a path that will be deleted or overwritten."""
         source = content.source
         if source is not None:
             with self._lock:
                 self._contents.setdefault(source.entry.path, []).append(content)
 
     def complete(self, path: str, *, folder: bool = False) -> None:
-        """Fetch what contents still need of `path` (with `folder`: of all below it) before it goes."""
+        """Fetch what contents still need from `path` (with `folder`: from all below it), before it is gone.
+
+        Raises as `Content.complete`, but for Stale.
+        """
         with self._lock:
             keys = [key for key in self._contents if key == path or (folder and paths.is_within(key, path))]
             contents = [content for key in keys for content in self._contents[key]]
         for content in contents:
             if content.dropped:
-                continue  # its file was removed meanwhile
+                continue  # its file was removed in the meantime
             content.acquire()
             try:
                 content.complete()
             except Stale as error:
-                log.warning("%s: what was renamed from there cannot be completed any more: %s", path, error)
+                log.warning("/%s: a file that was renamed from there can no longer be completed: %s", path, error)
             finally:
                 content.release()
         with self._lock:

@@ -1,4 +1,4 @@
-"""Power loss: what was closed is fsynced in the background within 5 s, as a local disk does it.
+"""Closed files are fsynced in the background within 5 s, so that a power loss costs no more than on a local disk.
 
 Threading: one thread; `_lock` protects the set and is a leaf. fsync(2) runs with no lock held.
 """
@@ -28,23 +28,23 @@ class Fsyncer:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """After the process has forked."""
+        """Start the thread, after the process has forked."""
         self._thread = threading.Thread(target=self._work, name="fsyncer", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Sync once more, so that a power loss after the unmount costs nothing."""
+        """Sync once more and end the thread: a power loss after the unmount then costs nothing."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
 
     def closed(self, content: Content) -> None:
-        """A closed state of this content was committed to the journal."""
+        """Note that a closed state of this content was committed to the journal."""
         with self._lock:
             self._closed.add(content)
 
     def sync(self) -> None:
-        """All that was closed so far survives a power loss: files, their names, then the rows that speak of them."""
+        """fsync all that was closed so far: files, then names, then rows. Raises OSError, or as the journal."""
         with self._lock:
             batch, self._closed = self._closed, set()
         try:
@@ -65,4 +65,4 @@ class Fsyncer:
                 try:
                     self.sync()
                 except (OSError, CloudsimfsError):
-                    log.exception("what was closed could not be written to the disk")
+                    log.exception("closed files could not be fsynced")

@@ -1,4 +1,4 @@
-"""How fast something goes on: bytes per second over the last seconds. Thread-safe; its lock is a leaf."""
+"""The rate of a transfer: bytes per second over the last seconds. Thread-safe; its lock is a leaf."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections import deque
 
 from cloudsimfs.clock import Clock
 
-SPAN = 10.0  # seconds that are looked back
-STEP = 0.2  # seconds counted as one
+SPAN = 10.0  # seconds over which the rate is averaged
+STEP = 0.2  # seconds that are counted as one sample
 
 
 class Meter:
@@ -16,7 +16,7 @@ class Meter:
         self._clock = clock
         self._lock = threading.Lock()
         self._total = 0  # bytes since the start; guarded by _lock
-        self._steps: deque[tuple[float, int]] = deque()  # when, and the bytes of that step; guarded by _lock
+        self._steps: deque[tuple[float, int]] = deque()  # seconds and bytes of each sample; guarded by _lock
 
     def add(self, count: int) -> None:
         now = self._clock.monotonic()

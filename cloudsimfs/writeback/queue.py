@@ -1,10 +1,10 @@
 """A queue of jobs that run in the background: due times, order by path, retry with growing delay, draining.
 
-It knows neither files nor services: a job is data, and who starts the queue says what runs the jobs of each kind.
-One job per path runs at a time, and none below a folder that a running job holds as a whole. A job that fails runs
-again, for ever, later each time, and its error can be seen meanwhile.
+It knows neither files nor services: a job is data, and `start` is given the function that runs each kind.
+One job per path runs at a time, and none below a folder that a running job holds as a whole. A job that fails is run
+again without end, after growing pauses. Its error is shown in the meantime.
 
-Lock: `WorkQueue.lock`, a condition; protects the queue and every field of its jobs. Jobs run with no lock held.
+Lock: `WorkQueue.lock` is a condition. It protects the queue and every field of its jobs. Jobs run with no lock held.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from cloudsimfs.text import agree, count
 
 log = logging.getLogger(__name__)
 
-FIRST_RETRY = 1.0  # seconds; doubled at every failure, up to
-LAST_RETRY = 300.0
-DRAIN_LOOK = 0.05  # seconds between looks at what is still to be done
-IDLE_WAIT = 60.0  # seconds a worker sleeps at most; only a bound, it is woken when there is work
+FIRST_RETRY = 1.0  # seconds; doubled at every failure, up to LAST_RETRY
+LAST_RETRY = 300.0  # seconds
+DRAIN_LOOK = 0.05  # seconds between two looks at what is still pending
+IDLE_WAIT = 60.0  # seconds a worker sleeps at most; it is woken earlier when there is work
 
 
 @dataclass(eq=False)
@@ -38,7 +38,7 @@ class Job:
     kind: str
     path: str
     item: Any = None  # what the runner works on; the queue does not look at it
-    whole_folder: bool = False  # nothing else may run below the path meanwhile
+    whole_folder: bool = False  # nothing else may run below the path at the same time
     size: int = 0  # bytes to transfer
     sent: int = 0  # bytes transferred by the running attempt
     due: float = 0.0  # monotonic seconds
@@ -46,15 +46,15 @@ class Job:
     attempts: int = 0
     first_pause: float = FIRST_RETRY  # seconds after the first failure
     error: str = ""
-    failure: CloudsimfsError | None = None  # that error, if it was one of ours
+    failure: CloudsimfsError | None = None  # the same error, if it is a CloudsimfsError
     running: bool = False
     cancelled: bool = False
     outcome: Any = None  # what the runner keeps from one attempt to the next
-    again: float | None = None  # run once more in so many seconds, which is no failure
+    again: float | None = None  # run once more in this many seconds, although it did not fail
     waiting: list[Job] = field(default_factory=list)  # jobs that may run when this one has ended
 
 
-# Does one job. Raises Cancelled when the job is not wanted any more; any other error has it run again.
+# Runs one job. Raises Cancelled if the job is no longer wanted. After any other error the job is run again.
 Runner = Callable[[Job], None]
 
 
@@ -62,7 +62,7 @@ class WorkQueue:
     def __init__(self, *, clock: Clock, workers: int, name: str) -> None:
         lock = threading.RLock()
         self.lock = threading.Condition(lock)  # notified when there may be work
-        self._news = threading.Condition(lock)  # notified when a job fails, or the last one has ended
+        self._news = threading.Condition(lock)  # notified when a job fails, is called off, or is the last to end
         self._clock = clock
         self._workers = workers
         self._runners: Mapping[str, Runner] = {}  # by kind; set once, before the workers start
@@ -76,7 +76,7 @@ class WorkQueue:
         self._threads: list[threading.Thread] = []
 
     def start(self, runners: Mapping[str, Runner]) -> None:
-        """Start the workers, after the process has forked. `runners` are by kind of job."""
+        """Start the workers, after the process has forked. `runners` has a function for each kind of job."""
         self._runners = runners
         for number in range(self._workers):
             thread = threading.Thread(target=self._work, name=f"{self._name}-{number}", daemon=True)
@@ -84,7 +84,7 @@ class WorkQueue:
             self._threads.append(thread)
 
     def stop(self, *, timeout: float) -> None:
-        """Call off what runs and end the workers, waiting for all of them together at most `timeout` seconds."""
+        """Call off the running jobs and end the workers. Waits at most `timeout` seconds for all of them together."""
         with self.lock:
             self._stopping = True
             for job in self._running.values():
@@ -97,6 +97,7 @@ class WorkQueue:
     # -- what is pending ---------------------------------------------------------------------------------
 
     def put(self, job: Job, *, delay: float) -> None:
+        """Add a job, which is due in `delay` seconds."""
         with self.lock:
             job.due = self._clock.monotonic() + delay
             self._jobs[job] = None
@@ -104,7 +105,7 @@ class WorkQueue:
                 self._push_locked(job)
 
     def release(self, job: Job) -> None:
-        """The job is not held any longer: it runs when it is due."""
+        """Hold the job no longer: it runs when it is due."""
         with self.lock:
             job.held = False
             self._push_locked(job)
@@ -119,7 +120,7 @@ class WorkQueue:
             return not job.running
 
     def pending(self) -> list[Job]:
-        """The jobs that have not ended; their fields go on changing."""
+        """The jobs that have not ended. Their fields go on changing."""
         with self.lock:
             return list(dict.fromkeys([*self._running.values(), *self._jobs]))
 
@@ -132,8 +133,8 @@ class WorkQueue:
     ) -> None:
         """Run the jobs that `select` picks now, as if none had failed before, and wait for them.
 
-        Raises TryAgain as soon as one of them fails, NotFinished after `timeout` seconds, or when the queue stops,
-        Cancelled when `interrupted` says so.
+        Raises TryAgain as soon as one of them fails, NotFinished after `timeout` seconds or when the queue stops,
+        Cancelled if `interrupted` says so.
         """
         deadline = None if timeout is None else self._clock.monotonic() + timeout
         hurried: set[Job] = set()
@@ -152,7 +153,7 @@ class WorkQueue:
                         f"{count(len(pending), 'operation')} {agree(len(pending), 'is', 'are')} not finished yet"
                     )
                 if interrupted():
-                    raise Cancelled("interrupted; what is pending goes on")
+                    raise Cancelled("interrupted; the pending operations go on")
                 self._news.wait(DRAIN_LOOK)
 
     # -- the workers -------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What the journal is told of an inode's bytes. The caller holds the inode's lock."""
+"""The journal's rows for an inode's bytes. The caller holds the inode's lock."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from cloudsimfs.journal.rows import DraftRow, FileRow
 
 
 def file_row(inode: Inode, state: str) -> FileRow:
-    """What the journal is to know of the bytes as they are, "closed" or "stored"."""
+    """The row for the bytes as they are now, in state "closed" or "stored"."""
     assert inode.content is not None
     return FileRow(
         ino=inode.ino,
@@ -22,7 +22,7 @@ def file_row(inode: Inode, state: str) -> FileRow:
 
 
 def draft_row(inode: Inode, since_ns: int, *, kept: bool = False) -> DraftRow:
-    """Where the bytes are that are no closed state, written since `since_ns`."""
+    """The row of a draft: bytes that are not a closed state, written since `since_ns` (ns since the epoch)."""
     assert inode.content is not None
     return DraftRow(
         ino=inode.ino,

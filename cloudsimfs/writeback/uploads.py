@@ -1,14 +1,14 @@
 """Write-back: which closed files wait for their upload, and waiting until all is stored.
 
-It knows inodes, contents and the journal, and neither the tree nor the kernel. What one upload does is in
-`uploader.upload`. Beside it, in modules of their own:
+It knows inodes, contents and the journal, but neither the tree nor the kernel. What one upload does is in
+`uploader.upload`. Three parts have modules of their own:
 
-  * `deletes`: what is to be deleted on the service; in the same queue;
-  * `dependents`: contents that fetch from a path, completed before that is overwritten or deleted;
-  * `viewcache`: has the service show what was uploaded (v2).
+  * `deletes`: removed names that wait to be deleted on the service, in the same queue;
+  * `dependents`: contents that fetch from a path, completed before it is overwritten or deleted;
+  * `viewcache`: has the service list what was uploaded (v2).
 
 Locks: the queue's lock (`WorkQueue.lock`, re-entrant) protects the tables here and in `deletes`. It comes after
-Inode.lock: callers may hold an inode's lock; jobs take an inode's lock only without it.
+Inode.lock: callers may hold an inode's lock, and a job that holds the queue's lock takes no inode's lock.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from cloudsimfs.writeback.viewcache import ViewCache
 log = logging.getLogger(__name__)
 
 WORKERS = 16  # uploads and deletes at the same time; small files are two round trips each
-LARGE = 64 << 20  # bytes; a new file so large is uploaded after a quarter of the delay
+LARGE = 64 << 20  # bytes; a new file this large is uploaded after a quarter of the delay
 RELEASE_BOUND = 2.0  # seconds the kernel may take from close(2) to release
-FSYNC_LOOK = 0.25  # seconds between looks whether a caller of fsync(2) was interrupted
+FSYNC_LOOK = 0.25  # seconds between two checks whether a caller of fsync(2) was interrupted
 FSYNC_STALL = 60.0  # seconds fsync(2) waits while nothing is sent
 
 
@@ -64,9 +64,9 @@ class Writeback:
         self.meter = Meter(clock)  # bytes uploaded
         self.queue = WorkQueue(clock=clock, workers=WORKERS, name="writeback")
         self._uploads: dict[Inode, Job] = {}  # guarded by queue.lock
-        # Committed, but not queued yet: the last release is on its way, or a writer goes on; guarded by queue.lock.
+        # Committed, but not queued yet: the last release is to come, or a writer goes on; guarded by queue.lock.
         self._closing: set[Inode] = set()
-        self._refused: dict[Inode, str] = {}  # closed, but not accepted, and why; guarded by queue.lock
+        self._refused: dict[Inode, str] = {}  # why a closed file was not accepted; guarded by queue.lock
         self.dependents = Dependents()
         self.view_cache = ViewCache(client, clock=clock, in_burst=self._in_burst)
         self.deletes = PendingDeletes(journal, self.queue, clock=clock)
@@ -74,18 +74,18 @@ class Writeback:
     # -- files -------------------------------------------------------------------------------------------
 
     def changed(self, inode: Inode) -> None:
-        """The inode has left a closed state, or goes on in a copy: no upload. The caller holds the inode's lock."""
+        """Call off the upload: the inode left its closed state, or goes on in a copy. The caller holds its lock."""
         self.cancel(inode)
         self.save_draft(inode)
 
     def save_draft(self, inode: Inode) -> None:
-        """Journal where the bytes are that are being written. The caller holds the inode's lock."""
+        """Journal where the bytes being written are kept. The caller holds the inode's lock."""
         if inode.unlinked:
             return
         self._journal.save_draft(draft_row(inode, inode.since_ns), closed=inode.has_closed)
 
     def moved(self, inode: Inode) -> None:
-        """An inode that is open and changed has a new name. The caller holds the inode's lock."""
+        """Journal the new name of an inode that is open and changed. The caller holds the inode's lock."""
         with self._journal.transaction():
             if inode.has_closed:
                 self._journal.move_file(inode.ino, inode.path, inode.entry, uploaded=inode.uploaded)
@@ -93,9 +93,10 @@ class Writeback:
                 self.save_draft(inode)
 
     def commit(self, inode: Inode, by: int = NOBODY) -> None:
-        """The bytes as they are now are a closed state (step 2 of the journal). The caller holds the inode's lock.
+        """Make the present bytes a closed state (step 2 of the crash order). The caller holds the inode's lock.
 
-        `by` is the handle that was closed, ANYBODY for fsync(2): who may write on without the state being kept.
+        `by` is the handle that was closed (ANYBODY: fsync(2)). It may write on without a copy of the closed state
+        being made. Raises NoSpace, or as the journal.
         """
         if inode.unlinked or inode.state is WriteState.CLEAN:
             return
@@ -118,9 +119,9 @@ class Writeback:
             inode.closed_content = None
 
     def close(self, inode: Inode, refusal: CloudsimfsError | None = None) -> None:
-        """After the last handle that could write: upload what was written, unless close(2) could not accept it.
+        """Queue the upload after the last handle that could write, unless close(2) could not accept the bytes.
 
-        `refusal` is what its commit has failed with.
+        `refusal` is the error of the last commit, if it failed.
         """
         with inode.lock:
             if inode.state is not WriteState.DIRTY or inode.unlinked:
@@ -135,9 +136,10 @@ class Writeback:
             self.enqueue(inode)
 
     def store(self, inode: Inode, interrupted: Interrupted) -> None:
-        """Have the inode's bytes uploaded as they are now, and wait for it; it may be open. For fsync(2).
+        """Upload the inode's bytes as they are now, and wait until they are stored. For fsync(2); it may be open.
 
-        Raises what the upload failed with, Cancelled if `interrupted` says so, TimedOut when nothing moves.
+        Raises the error of the upload, Cancelled if `interrupted` says so, TimedOut if nothing is sent for
+        FSYNC_STALL seconds, Unreachable if the mount is offline.
         """
         while True:
             with inode.lock:
@@ -154,7 +156,7 @@ class Writeback:
                 self._wait_for(job, interrupted)
 
     def _check_online(self, jobs: list[Job]) -> None:
-        """Raises Unreachable if these will never run in this mount."""
+        """Raises Unreachable if the mount is offline and these jobs would never run."""
         if self._offline and jobs:
             raise Unreachable(f"this mount is offline: {_who_waits(jobs)} for the next online mount")
 
@@ -176,7 +178,7 @@ class Writeback:
                 raise job.failure or error from None
 
     def enqueue(self, inode: Inode) -> None:
-        """Upload the inode's closed state after the delay. The caller holds the inode's lock."""
+        """Queue the upload of the inode's closed state, after the delay. The caller holds the inode's lock."""
         with self.queue.lock:
             self.cancel(inode)
             if inode.local_only or inode.unlinked:
@@ -184,7 +186,7 @@ class Writeback:
             job = Job("upload", inode.path, inode, size=inode.size)
             self._uploads[inode] = job
         delay = self._delay_of(inode)
-        self._journal.on_commit(lambda: self._put(inode, job, delay))  # never under a name that may be undone
+        self._journal.on_commit(lambda: self._put(inode, job, delay))  # never under a name that a rollback takes back
 
     def _put(self, inode: Inode, job: Job, delay: float) -> None:
         with self.queue.lock:
@@ -195,7 +197,7 @@ class Writeback:
         """Seconds from the last close to the upload.
 
         A delay saves a call if the file is written again. A large new file seldom is, and its upload takes long:
-        it waits only for those who write a file and then rename it.
+        it waits only for programs that write a file and then rename it.
         """
         is_new = inode.entry is None and not inode.uploaded
         return self._delay / 4 if is_new and inode.size >= LARGE else self._delay
@@ -218,30 +220,30 @@ class Writeback:
         return put_back
 
     def cancel(self, inode: Inode) -> bool:
-        """Nothing of the inode is pending any more, nor refused. Returns as `call_off`."""
+        """Drop all that is pending of the inode, or was refused. Returns as `call_off`."""
         with self.queue.lock:
             self._closing.discard(inode)
             self._refused.pop(inode, None)
             return self.call_off(inode)
 
     def removed(self, inode: Inode) -> None:
-        """The inode was unlinked here: it is not uploaded, and no delete waits for that."""
+        """Drop the upload of an inode that was unlinked here, and let no delete wait for it."""
         self.cancel(inode)
         self.deletes.release(inode)
 
     def call_off(self, inode: Inode) -> bool:
-        """Take back the inode's upload under its present name.
+        """Call off the inode's upload under its present name.
 
-        True if that may be too late: the upload had begun, and its bytes may yet be stored there.
+        True if that may be too late: the upload had begun, and its bytes may still be stored under the name.
         """
         with self.queue.lock:
             job = self._uploads.pop(inode, None)
             return job is not None and not self.queue.cancel(job)
 
     def conclude(self, job: Job, inode: Inode) -> bool:
-        """The job's upload has ended: journal that the inode is stored, and release the deletes that waited for it.
+        """End a job whose upload has ended: journal the inode as stored, and release the deletes that wait for it.
 
-        False if it was changed or renamed meanwhile: those deletes go on waiting, for its next upload.
+        False if the inode was changed or renamed in the meantime: those deletes now wait for its next upload.
         """
         with inode.lock:
             is_stored = inode.is_stored
@@ -257,12 +259,12 @@ class Writeback:
     # -- as a whole --------------------------------------------------------------------------------------
 
     def start(self, runners: Mapping[str, Runner]) -> None:
-        """Start the workers, after the process has forked. `runners` do the jobs of kind "upload" and "delete"."""
+        """Start the workers, after the process has forked. `runners` run the jobs of kind "upload" and "delete"."""
         self.queue.start(runners)
         self.view_cache.start()
 
     def stop(self) -> None:
-        """End the workers; what is pending stays in the journal."""
+        """End the workers. What is pending stays in the journal."""
         self.queue.stop(timeout=5)
         self.view_cache.stop()
 
@@ -291,7 +293,7 @@ class Writeback:
             raise TryAgain(f"{refused[0]}; write it again, or remove it")
 
     def _wait_for_releases(self, folder: str) -> None:
-        """close(2) returns before the kernel sends the release that queues the upload: wait for it."""
+        """Wait for the releases that queue uploads: close(2) returns before the kernel sends them."""
         deadline = self._clock.monotonic() + RELEASE_BOUND
         with self.queue.lock:
             while open_files := [
@@ -302,7 +304,7 @@ class Writeback:
                 self.queue.lock.wait(0.01)
 
     def _awaited(self, jobs: list[Job], folder: str) -> list[Job]:
-        """The jobs a drain of `folder` waits for: all uploads inside, and what `PendingDeletes.awaited` names."""
+        """The jobs that a drain of `folder` waits for: all uploads inside, and those of `PendingDeletes.awaited`."""
         with self.queue.lock:
             needed = self.deletes.awaited(folder, self._uploads)
             return [
@@ -315,11 +317,11 @@ class Writeback:
             return any(not upload.error for upload in self._uploads.values())
 
     def may_be_unlisted(self) -> None:
-        """The service may have stored something lately that its listings do not show yet: have it renew them."""
+        """Have the service renew its listings: they may not show an upload that it has just stored."""
         self.view_cache.went_stale()
 
     def refused(self) -> list[str]:
-        """Why files that were closed are not uploaded: close() has said so."""
+        """Why closed files are not uploaded. Their close(2) has reported it."""
         with self.queue.lock:
             return list(self._refused.values())
 
@@ -329,7 +331,7 @@ class Writeback:
 
 
 def _who_waits(jobs: list[Job]) -> str:
-    """As "2 files and 1 delete wait"."""
+    """The jobs as text, for example "2 files and 1 delete wait"."""
     files = sum(job.kind == "upload" for job in jobs)
     counts = [(files, "file"), (len(jobs) - files, "delete")]
     parts = [count(number, noun) for number, noun in counts if number]

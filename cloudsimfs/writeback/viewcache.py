@@ -1,10 +1,10 @@
-"""The service's cache of listings (v2): until it is deleted, it does not show what was uploaded.
+"""The service's cache of listings (v2): uploads are not listed until it is deleted.
 
-It is deleted once after a burst of uploads, or as soon as somebody waits for it. v1 has no such cache: then nothing
-here costs a call.
+It is deleted once after a burst of uploads, or as soon as somebody waits for it. v1 has no such cache: nothing here
+then costs a call.
 
-Locks: the queue's lock protects the counters and is a leaf; `_calling` is held over the call, by jobs only, and comes
-before it.
+Locks: the queue's lock protects the counters and is a leaf. `_calling` comes before it, and is held over the call, by
+jobs only.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from cloudsimfs.writeback.queue import Job, WorkQueue
 
 log = logging.getLogger(__name__)
 
-BURST_LOOK = 1.0  # seconds between looks whether a burst of uploads is over
+BURST_LOOK = 1.0  # seconds between two checks whether a burst of uploads is over
 
 
 class ViewCache:
@@ -35,26 +35,26 @@ class ViewCache:
         self._queue = WorkQueue(clock=clock, workers=1, name="service-cache")
         self._ended = 0  # uploads that have ended; guarded by the queue's lock
         self._shown = 0  # how many of them the service's listings show; guarded by the queue's lock
-        self._wanted = 0  # how many they are to show without delay, for somebody waits; guarded by the queue's lock
+        self._wanted = 0  # how many of them somebody waits to see listed; guarded by the queue's lock
         # Held during the call, so that a second caller finds the work done.
         self._calling = threading.Lock()
-        self.invalidated_at = 0.0  # monotonic seconds: listings asked for before lack our uploads
+        self.invalidated_at = 0.0  # monotonic seconds; listings asked for earlier may lack our uploads
 
     def start(self) -> None:
-        """After the process has forked."""
+        """Start the worker, after the process has forked."""
         self._queue.start({"delete-cache": self._run})
 
     def stop(self) -> None:
         self._queue.stop(timeout=5)
 
     def went_stale(self) -> None:
-        """An upload has ended."""
+        """Note that an upload has ended, which the cache does not show."""
         with self._queue.lock:
             self._ended += 1
             self._put_job_locked()
 
     def invalidate(self) -> None:
-        """Delete the service's cache now, if uploads have ended since it was last deleted."""
+        """Delete the service's cache now, if uploads have ended since that was last done. Raises ServiceError."""
         with self._calling:
             with self._queue.lock:
                 ended = self._ended
@@ -79,7 +79,7 @@ class ViewCache:
         self._queue.drain(lambda jobs: jobs if self._shown < wanted else [], timeout=timeout, interrupted=interrupted)
 
     def _put_job_locked(self) -> None:
-        if all(job.running for job in self._queue.pending()):  # a running one may have come too early
+        if all(job.running for job in self._queue.pending()):  # a running one may have begun too early
             self._queue.put(Job("delete-cache", paths.ROOT), delay=BURST_LOOK)
 
     def _run(self, job: Job) -> None:
