@@ -1,11 +1,11 @@
-"""A file that was changed here and by others: ours goes beside theirs, under a name of its own.
+"""A file that was changed here and by others: ours is stored beside theirs, under a name of its own.
 
     f                               what others have stored
     f.conflict-HOST-TIME            what was closed here, if all of its bytes are here; else it becomes a draft
 
-Looked for just before an upload. The evidence is a listing that shows another version than the one the file here is
-based on, and one that cannot be our own upload, listed late (`evidence.is_foreign`): no evidence, no conflict. The
-listing at hand will do, so that a save costs no call (`DCache.at_hand`).
+Conflicts are looked for just before an upload. The proof is a listing that shows another version than the one our
+file is based on. That version must not be our own upload, listed late (`evidence.is_foreign`). Without proof there is
+no conflict. The listing at hand will do, so that a save costs no call (`DCache.at_hand`).
 
 Threading: called by upload workers with no lock held.
 """
@@ -32,25 +32,25 @@ REMEMBERED = 100  # conflicts shown by `status`
 @dataclass(frozen=True, slots=True)
 class Conflict:
     path: str
-    ours: str  # the path under which ours is stored
+    ours: str  # the path under which our file is stored
 
 
 class Conflicts:
-    """`on_conflict(directory, names)` tells that other files are under these names; no lock is held then."""
+    """`on_conflict(directory, names)` is called, with no lock held, when these names now have other files."""
 
     def __init__(self, tree: Tree, *, on_conflict: Callable[[str, set[str]], None]) -> None:
         self._tree = tree
         self._on_conflict = on_conflict
-        self._lock = threading.Lock()  # protects _found; a leaf
+        self._lock = threading.Lock()  # a leaf; it protects _found
         self._found: list[Conflict] = []
 
     def found(self) -> list[Conflict]:
-        """Those of this mount, the last ones."""
+        """The latest conflicts of this mount."""
         with self._lock:
             return list(self._found)
 
     def evade(self, inode: Inode) -> bool:
-        """Whether the inode has got another name, under which it is queued, because others have changed its file.
+        """If others have changed its file, give the inode another name and queue it there. Returns whether it was.
 
         Raises the ServiceError of a listing that was needed.
         """
@@ -60,10 +60,10 @@ class Conflicts:
             return False
         theirs = listing.names.get(name)
         if theirs is None:
-            return False  # deleted by others: ours is simply stored
+            return False  # others have deleted it: ours is simply stored
         with self._tree.changing(), inode.lock:
             if listing.asked_at <= inode.based_at:
-                return False  # known when the file got its name: no news
+                return False  # known when the inode got its base: no news
             waits = inode.state is WriteState.QUEUED and inode.committed and not inode.unlinked
             if not waits or inode.path != theirs.path or not is_foreign(inode, theirs):
                 return False
@@ -76,9 +76,10 @@ class Conflicts:
         return True
 
     def set_aside(self, inode: Inode) -> bool:
-        """Whether a changed file that can never be stored was set aside: others have replaced it before all of what
-        was not changed here was fetched, and nobody has that any more. The changes become a draft (`recovery`), the
-        name shows what others have stored.
+        """Set aside a changed file that can never be completed. Returns whether it was.
+
+        Others have replaced it before all of its unchanged bytes were fetched, and nobody has these any more. The
+        changes become a draft (`recovery`), and the name shows what others have stored.
         """
         tree = self._tree
         with tree.changing(), inode.lock:
@@ -92,22 +93,22 @@ class Conflicts:
             tree.overlay.pop(path)
             tree.attributes.forget(path)
             tree.writeback.cancel(inode)
-        log.error("/%s was replaced on the service: what was changed here is kept, see `cloudsimfs recover`", path)
+        log.error("/%s was replaced on the service; what was changed here is kept: see `cloudsimfs recover`", path)
         tree.refresh(path)
         self._on_conflict(paths.parent(path), {paths.name(path)})
         return True
 
     def _free_name(self, path: str, listed: Collection[str]) -> str:
-        """The caller holds the tree's lock."""
+        """A conflict name of `path` that is not in use. The caller holds Tree.lock."""
         return next(
-            found
-            for found in conflict_names(path)
-            if paths.name(found) not in listed and self._tree.overlay.get(found) is None
+            candidate
+            for candidate in conflict_names(path)
+            if paths.name(candidate) not in listed and self._tree.overlay.get(candidate) is None
         )
 
 
 def _move_aside(tree: Tree, inode: Inode, path: str) -> None:
-    """Its name has another file now: a closed, waiting inode goes on under a free one. Both locks are held."""
+    """Give a closed, waiting inode a free name and queue it there. The caller holds Tree.lock and the inode's."""
     old = inode.path
     tree.keep_for_undo(inode)
     tree.writeback.cancel(inode)

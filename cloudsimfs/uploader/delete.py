@@ -1,12 +1,12 @@
 """What one delete does: have the service delete what a tombstone names, and nothing that others have put there since.
 
-  * the deletes of a burst of removals wait until it is over: those of a whole folder may have become one;
-  * what was uploaded and is not listed yet is looked for again, later and later (v1);
-  * what others have stored under the name since it was removed is not deleted;
-  * a refused one is tried again, minutes apart, and given up in the end: the name is shown again.
+  * the deletes of a burst of removals wait until it is over: those of a whole folder may have become one by then;
+  * an upload that is not listed yet is looked for again, at growing intervals (v1);
+  * a file that others have stored under the name since it was removed is not deleted;
+  * a delete that was refused is tried again, minutes apart. In the end it is given up, and the name is shown again.
 
 Threading: `run` is called by the queue's workers with no lock held.
-Lock: `_lock` protects the time of the last look for refused ones, and is a leaf.
+Lock: `_lock` is a leaf. It protects the time of the last look for the entries of refused deletes.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from cloudsimfs.writeback.uploads import Writeback
 
 log = logging.getLogger(__name__)
 
-REMOVAL_AGE = 60.0  # seconds; how old the listings may be on which the delete of a whole folder is based
-REFUSED_RETRY = 120.0  # seconds from a delete that was refused to the next try, doubled after
-REFUSED_BOUND = 600.0  # seconds after which a delete that is refused again is given up
+REMOVAL_AGE = 60.0  # seconds; how old the listings may be that the delete of a whole folder is based on
+REFUSED_RETRY = 120.0  # seconds from the first refusal of a delete to the next try; doubled after each
+REFUSED_BOUND = 600.0  # seconds from the first refusal; a delete that is refused later is given up
 
 
 class Deleter:
@@ -44,10 +44,10 @@ class Deleter:
         self._view_cache = writeback.view_cache
         self._clock = clock
         self._lock = threading.Lock()
-        self._refused_round = -math.inf  # when refused ones were last looked for, monotonic seconds; guarded by _lock
+        self._refused_round = -math.inf  # monotonic seconds; the last such look; guarded by _lock
 
     def run(self, job: Job) -> None:
-        """Raises what the service's refusal is, or another ServiceError: the delete is then tried again."""
+        """Raises Refused or another ServiceError; the queue then tries again."""
         tombstone: Tombstone = job.item
         if self._deletes.postpone(job):
             return
@@ -69,30 +69,31 @@ class Deleter:
             tombstones.deleted(self._tree, tombstone)
 
     def _delete_entry(self, entry: Entry) -> None:
-        asked = self._clock.monotonic()
+        asked_at = self._clock.monotonic()
         try:
             self._client.delete(entry.id, urgency=Urgency.BACKGROUND)
         except NoSuchEntry:
             log.debug("/%s was deleted already", entry.path)
         except Refused:
-            # v2 refuses an unknown id like anything else: look whether it is gone (docs/service.md, "Envelopes")
-            listed = self._find(entry.path, self._round(asked))
+            # v2 gives no reason when the id is unknown: look whether the entry is gone (docs/service.md, "Envelopes")
+            listed = self._find(entry.path, self._round(asked_at))
             if listed is not None and listed.id == entry.id:
                 raise
         log.info("deleted /%s", entry.path)
 
-    def _round(self, asked: float) -> float:
-        """Since when a listing must be, to tell of a delete asked for at `asked`: the same for all of a round.
+    def _round(self, asked_at: float) -> float:
+        """How recent a listing must be to decide a delete that was asked for at `asked_at` (monotonic seconds).
 
-        An older one would show what an earlier try, whose answer was lost, has deleted.
+        All deletes of a round share one moment, and so one listing. An older listing would still show an entry that
+        an earlier try has deleted, if the answer to that try was lost.
         """
         with self._lock:
-            if self._refused_round < asked:
+            if self._refused_round < asked_at:
                 self._refused_round = self._clock.monotonic()
             return self._refused_round
 
     def _give_up(self, job: Job, tombstone: Tombstone, error: str) -> bool:
-        """A delete was refused. True if that has gone on for long enough: then the name is shown again."""
+        """Give up a delete that was refused for long enough: its name is shown again. False: too early."""
         now = self._clock.monotonic()
         job.first_pause = REFUSED_RETRY
         tombstone.refused_at = min(tombstone.refused_at, now)
@@ -104,21 +105,21 @@ class Deleter:
         return True
 
     def _what_to_delete(self, tombstone: Tombstone) -> list[Entry]:
-        """The entries whose delete makes the tombstone true."""
-        known = tombstone.entry is not None and tombstone.entry.id
-        if known and not tombstone.is_dir and tombstone.entry is not None:
+        """The entries to delete, so that the name is gone on the service, too."""
+        has_id = tombstone.entry is not None and tombstone.entry.id
+        if has_id and not tombstone.is_dir and tombstone.entry is not None:
             return [] if tombstones.was_replaced(self._dcache, tombstone.entry) else [tombstone.entry]
-        # An upload has reached the service, or may have before it was called off: look.
+        # The service has an upload, or may have: it may have been stored before it was called off. Look.
         self._view_cache.invalidate()
         started = self._clock.monotonic() if tombstone.since is None else tombstone.since
         since = max(started, self._view_cache.invalidated_at)
-        if not known:
+        if not has_id:
             tombstone.entry = self._find_removed(tombstone.path, since, is_dir=tombstone.is_dir)
         if tombstone.entry is None:
             return []
         if not tombstone.is_dir or self._may_delete_folder(tombstone, since):
             return [tombstone.entry]
-        tombstone.others_stay = True  # only ours go
+        tombstone.others_stay = True  # only our files are deleted
         listed = (
             entry if entry.id else self._find_removed(entry.path, since, is_dir=False) for entry in tombstone.below
         )
@@ -126,24 +127,24 @@ class Deleter:
 
     def _may_delete_folder(self, tombstone: Tombstone, since: float) -> bool:
         """Whether one delete of the folder deletes nothing but what was removed here."""
-        # a rename's uploads took their time; else the listings the removal itself was based on will do
+        # The uploads of a rename have taken time. Otherwise the listings that the removal was based on will do.
         ids_known = tombstone.since is None and all(entry.id for entry in tombstone.below)
         after = self._clock.monotonic() - REMOVAL_AGE if ids_known else since
         return tombstones.only_holds(self._dcache, tombstone, after)
 
     def _find_removed(self, path: str, since: float, *, is_dir: bool) -> Entry | None:
-        """What is stored under a removed name; a folder that has taken a file's name since is none of it."""
+        """The entry under a removed name, unless a folder has taken a file's name, or the other way round."""
         entry = self._find(path, since)
         return entry if entry is not None and entry.is_dir == is_dir else None
 
     def _find(self, path: str, since: float) -> Entry | None:
-        """What is stored under a path, by a listing asked for after `since` (monotonic seconds)."""
+        """The entry under a path, by a listing asked for after `since` (monotonic seconds). Raises ServiceError."""
         try:
             return self._dcache.entry(path, since=since)
         except NotDirectory:  # a file has taken the name of the folder above: the store may have both
             pass
         try:
             view = self._client.view(path, urgency=Urgency.BACKGROUND)
-        except Refused:  # v2's word for an unknown path: it has just answered a listing
+        except Refused:  # v2 answers so for an unknown path; the service itself is there, it has just answered
             return None
         return None if view is None else view.entry

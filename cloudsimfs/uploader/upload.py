@@ -1,10 +1,10 @@
 """What one upload does: one PUT of one closed generation, proved by a listing if its outcome is in doubt.
 
-    conflict?     others have stored a file under the name: ours gets another one, and another job
-    begin         the inode's closed state is being uploaded; a change calls it off (`Content.blocks` asks each time)
-    complete      fetch what is only on the service: of this file, then of what else fetches from its path
-    send          from the first byte on the service may have it, whatever is heard of it
-    conclude      journal that it is stored, and let go what waited for it
+    conflict?     if others have stored a file under the name, ours gets another name and another job
+    begin         the inode is UPLOADING; a change calls the upload off (`Content.blocks` checks before each block)
+    complete      fetch the bytes that only the service has: of this file, then of others that fetch from its path
+    send          from the first byte on, the service may have the file, whether or not an answer arrives
+    conclude      journal that it is stored, and release the deletes that waited for it
 
 Threading: `run` is called by the queue's workers with no lock held. Lock order as in `vfs.tree`.
 """
@@ -65,10 +65,10 @@ class Uploader:
         """Raises Cancelled if the upload is not wanted any more, or what it failed with."""
         inode: Inode = job.item
         if inode.is_stored and not job.cancelled:
-            self._conclude(job, inode)  # it could not be, the disk being full
+            self._conclude(job, inode)  # an earlier try to conclude failed because the disk was full
             return
         if self._conflicts.evade(inode):
-            raise Cancelled(job.path)  # another job has it, under another name
+            raise Cancelled(job.path)  # another job uploads it, under another name
         attempt = self._begin(job, inode)
         try:
             stored = self._store(attempt)
@@ -90,7 +90,7 @@ class Uploader:
         self._conclude(job, inode)
 
     def _begin(self, job: Job, inode: Inode) -> _Attempt:
-        """Mark the inode as being uploaded, its content in use. Raises Cancelled if it does not wait for that."""
+        """Mark the inode as being uploaded, and its content as in use. Raises Cancelled if it waits for no upload."""
         with inode.lock:
             if job.cancelled or not inode.committed or inode.state is not WriteState.QUEUED or inode.content is None:
                 raise Cancelled(job.path)
@@ -101,7 +101,7 @@ class Uploader:
         return attempt
 
     def _store(self, attempt: _Attempt) -> Stored:
-        """Have the service store the content. Raises Stale if what only it had has been replaced by others."""
+        """Have the service store the content. Raises Stale if others have replaced bytes that only it had."""
         job = attempt.job
         attempt.content.complete()
         self._dependents.complete(job.path)
@@ -127,9 +127,9 @@ class Uploader:
         )
 
     def _may_arrive_locked(self, inode: Inode) -> None:
-        """Its bytes are about to be sent: from now on the service may have them, whatever is heard of it.
+        """Note that bytes are about to be sent: from now on the service may have them, whether or not it answers.
 
-        What fails before, as for a refused key, leaves no doubt.
+        A failure before this point, as of a refused key, leaves no doubt.
         """
         if not inode.uploaded and inode.attr.ino is not None:
             self._journal.mark_uploaded(inode.attr.ino)
@@ -137,12 +137,12 @@ class Uploader:
         inode.in_doubt = True
 
     def _proved(self, attempt: _Attempt) -> Stored | None:
-        """The last attempt's outcome, if that was doubted and is listed by now."""
+        """The result of the last attempt, if it was in doubt and a listing now shows it."""
         doubted: Stored | None = attempt.job.outcome
         return doubted if doubted is not None and self._is_listed(attempt, doubted) else None
 
     def _is_listed(self, attempt: _Attempt, stored: Stored) -> bool:
-        """Whether a new listing shows what was uploaded, and not what was there before."""
+        """Whether a new listing shows the upload, and not the version before it. Raises ServiceError."""
         job, base = attempt.job, attempt.base
         job.outcome, ended = stored, self._clock.monotonic()
         self._view_cache.went_stale()
