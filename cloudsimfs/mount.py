@@ -1,4 +1,4 @@
-"""The one wiring place: builds all objects of a mount, replays the journal, serves, and ends in order."""
+"""The one wiring place: builds all objects of a mount, replays the journal, serves, and stops in order."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 
 
 class Mount:
-    """A mount of `config` on `mountpoint`. `ready` is called once the kernel has it, with a note for the user."""
+    """A mount of `config` on `mountpoint`. `ready` is called with a note for the user once the kernel has it."""
 
     def __init__(self, config: Config, mountpoint: Path, *, ready: Callable[[str], None]) -> None:
         self._config = config
@@ -80,7 +80,7 @@ class Mount:
         )
 
     def _control_files(self) -> ControlFiles:
-        """What `.cloudsimfs/` and `.simulations/` hold, over the storage side and the client."""
+        """The virtual folders `.cloudsimfs/` and `.simulations/`, over the storage side and the client."""
         config, files, clock = self._config, self._files, self._clock
         storage = MountedStorage(
             files.tree, files.dcache, files.writeback, self.client.budget, mountpoint=self._mountpoint, clock=clock
@@ -104,8 +104,11 @@ class Mount:
         )
 
     def serve(self) -> None:
-        """Check that the service answers, replay the journal, mount, and serve until unmounted."""
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core dump would hold the key
+        """Check that the service answers, replay the journal, mount, and serve until unmounted.
+
+        Raises MountError, or the CloudsimfsError of the first listing.
+        """
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core dump would contain the key
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # one per open file
         on_signal(signal.SIGUSR1, lambda: log.info("the state of the mount:\n%s", self._report.status_text()))
@@ -119,13 +122,14 @@ class Mount:
             serve(self._operations, str(self._mountpoint), options=_fuse_options(self._config))
         except RuntimeError as error:
             if self._stop.is_set():
-                return  # it was served and ended in order; a signal gives libfuse a status of its own
+                return  # it has served and ended in order; after a signal libfuse returns a status, too
             raise MountError(f"{self._mountpoint}: libfuse could not mount (status {error})") from error
 
     def _check_service(self) -> None:
         """Prove URL and key by the first listing, which is needed anyway.
 
-        A service that cannot be reached does not matter to one who has been here before: what is known is served.
+        If the service cannot be reached but the root was listed before, the mount serves what is known. Raises
+        MountError, VersionNotEnabled.
         """
         try:
             self._files.check()
@@ -144,9 +148,7 @@ class Mount:
                     f"{self._config.url} does not answer; check --url and the network: {error}"
                 ) from None
             silent = "has no calls left" if isinstance(error, BudgetSpent) else "does not answer"
-            self._note = (
-                f"{self._config.url} {silent} ({error}): what is known of it is shown, and what is written waits"
-            )
+            self._note = f"{self._config.url} {silent} ({error}): what was listed before is shown, and changes wait"
             log.warning("%s", self._note)
 
     def _started(self) -> None:
@@ -162,14 +164,14 @@ class Mount:
         self._ready(self._note)
 
     def _runners(self) -> dict[str, Runner]:
-        """What does the jobs of each kind: the layer above the storage side."""
+        """The functions that run the jobs of each kind. They belong to the layer above the storage side."""
         files = self._files
         uploader = Uploader(self.client, files.tree, files.writeback, self._conflicts, clock=self._clock)
         deleter = Deleter(self.client, files.tree, files.writeback, clock=self._clock)
         return {"upload": uploader.run, "delete": deleter.run}
 
     def _ended(self) -> None:
-        """Unmounted. What is not uploaded yet stays in the journal for the next mount."""
+        """Stop after the unmount. What is not uploaded yet stays in the journal for the next mount."""
         waiting = self._files.pending
         self._stop.set()
         self._control.close()
@@ -178,7 +180,7 @@ class Mount:
         log.info("unmounted; pending for the next mount: %d", waiting)
 
     def _let_go(self) -> None:
-        """Of the cache directory, and of the connections."""
+        """Release the cache directory and the connections."""
         self._files.close()
         self.client.close()
 

@@ -30,7 +30,7 @@ def test_a_mount_on_a_dead_network_says_so(box: Sandbox, mount: MountFactory) ->
     assert (done.returncode, done.stdout) == (0, "")
     (line,) = done.stderr.splitlines()
     assert re.fullmatch(
-        f"note: {box.url} does not answer \\(.*refused.*\\): what is known of it is shown, and what is written waits",
+        f"note: {box.url} does not answer \\(.*refused.*\\): what was listed before is shown, and changes wait",
         line,
     )
     text = cloudsimfs("status", m.path)
