@@ -1,11 +1,11 @@
 """The one error tree and the one error-to-errno table: the errno stands on the class.
 
-    CloudsimfsError                 EIO           something of ours failed; the text says what and the remedy
+    CloudsimfsError                 EIO           any failure of this package; the text says what to do
     |-- ConfigError                 EINVAL        a setting or file the user gave is wrong
-    |-- MountError                  EIO           the mount could not be made or ended
-    |   `-- Crashed                 EIO           by a fault of ours: the log says more
-    |-- FsError                     EIO           what a filesystem call is answered with
-    |   |-- NotFound                ENOENT        definitely absent; never "could not look"
+    |-- MountError                  EIO           mounting or unmounting failed
+    |   `-- Crashed                 EIO           the daemon died; the log says why
+    |-- FsError                     EIO           the answer to a filesystem call
+    |   |-- NotFound                ENOENT        definitely absent; never for "could not look"
     |   |-- Exists                  EEXIST
     |   |-- NotEmpty                ENOTEMPTY
     |   |-- IsDirectory             EISDIR
@@ -18,25 +18,25 @@
     |   |-- NotSupported            ENOTSUP
     |   |-- Stale                   ESTALE        the file was replaced on the service while open
     |   |-- NoSpace                 ENOSPC
-    |   |-- WrongState              EBUSY         a run cannot do that now
+    |   |-- WrongState              EBUSY         a file, folder or run cannot do that now
     |   `-- TryAgain                EAGAIN        an earlier step is unresolved
-    |       `-- NotFinished         EAGAIN        it is still going on
+    |       `-- NotFinished         EAGAIN        an earlier step is still going on
     `-- ServiceError                EIO           a call to the service failed
-        |-- Unreachable             EHOSTUNREACH  no answer could be had: DNS, refused, reset
+        |-- Unreachable             EHOSTUNREACH  no connection: DNS, refused, reset
         |-- TimedOut                ETIMEDOUT     the service did not answer in time
         |-- KeyRefused              EACCES        the API key is not accepted
-        |   `-- VersionNotEnabled   EACCES        the key is good, the account may not use API v2
+        |   `-- VersionNotEnabled   EACCES        the key is good, but the account may not use API v2
         |-- BudgetSpent             EDQUOT        no API calls left in this hour (ours or the service's count)
         |-- NotOffered              ENOTSUP       this API version has no such call
         |-- NoSuchEntry             ENOENT        the service knows no such file, folder or run
         |-- Refused                 EIO           the service answered with an error of its own
-        |   `-- Unexplained         EIO           one that does not say why: it may have done what it was asked
-        |-- ServerFault             EIO           5xx, or a page that is no answer
+        |   `-- Unexplained         EIO           an error without a reason: the call may have been carried out
+        |-- ServerFault             EIO           5xx, or a web page in place of an answer
         |-- BadReply                EIO           an answer that fits no known shape
         |-- LinkExpired             EIO           a signed URL is no longer accepted
         |-- VersionChanged          ESTALE        the stored object is not the one asked for
-        |-- Cancelled               EINTR         a transfer was called off by this side
-        `-- LaunchUnresolved        EAGAIN        the launch was sent and its answer lost: look, never send again
+        |-- Cancelled               EINTR         a transfer or a wait was called off here
+        `-- LaunchUnresolved        EAGAIN        the answer to a launch was lost: look for the run, never send again
 
 Pure: imports nothing of the product.
 """

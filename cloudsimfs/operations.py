@@ -1,7 +1,7 @@
 """FUSE callbacks: path to inode, fh to handle, error to errno. Read me first; `fuse.binding` has the binding.
 
-Threading: libfuse calls from many threads at once. Nothing leaves a callback but a result or an OSError with an
-errno: the binding turns anything else into EINVAL.
+Threading: libfuse calls from many threads at once. A callback returns a result or raises an OSError with an errno:
+the binding turns anything else into EINVAL.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Operations(Callbacks):  # type: ignore[misc]  # the fallback binding has n
         on_init: Callable[[], None],
         on_destroy: Callable[[], None],
     ) -> None:
-        """`timeout` is seconds for which the kernel may answer by itself. `on_init` runs when the kernel mounts,
+        """`timeout` is how long the kernel may answer by itself, in seconds. `on_init` runs when the kernel mounts,
         `on_destroy` when it unmounts.
         """
         self._filesystem = filesystem
@@ -61,20 +61,20 @@ class Operations(Callbacks):  # type: ignore[misc]  # the fallback binding has n
         self._control = control
         self._kernel_cache = kernel_cache
         self._timeout = timeout
-        self._directories = HandleTable[list[Dirent]]()  # what an open directory held when it was read
+        self._directories = HandleTable[list[Dirent]]()  # the entries of an open directory, as it was last read
         self._on_init = on_init
         self._on_destroy = on_destroy
 
     # -- life ----------------------------------------------------------------------------------------------
 
     def init_with_config(self, conn: Any, config: Any) -> None:
-        """libfuse 3. Runs in the process that serves: threads may start from here on."""
+        """Called by libfuse 3, in the process that serves: threads may start from here on."""
         configure(conn, config, timeout=self._timeout)
         self._kernel_cache.start(path_invalidator())
         self._on_init()
 
     def init(self, _path: str) -> None:
-        """libfuse 2."""
+        """Called by libfuse 2."""
         self._on_init()
 
     def destroy(self, _path: str) -> None:
@@ -101,12 +101,12 @@ class Operations(Callbacks):  # type: ignore[misc]  # the fallback binding has n
 
     @callback
     def readdir(self, path: str, _fh: int) -> Iterator[tuple[str, dict[str, int], int]]:
-        """Names with their type and number only, for the binding of libfuse 2."""
+        """Names with their type and inode number only, for the binding of libfuse 2."""
         return iter([(name, {"st_mode": mode, "st_ino": ino}, 0) for name, mode, ino, _ in self._entries(path)])
 
     @callback
     def entries(self, path: str, fh: int, offset: int) -> list[Dirent]:
-        """All entries, as they were when this handle was last read from the beginning: an offset is an index."""
+        """All entries, as they were when this handle was last read from the beginning. An offset is an index."""
         if offset == 0:
             entries = self._entries(path)
             self._directories.replace(fh, self._directories.get(fh), entries)
@@ -131,7 +131,7 @@ class Operations(Callbacks):  # type: ignore[misc]  # the fallback binding has n
         path = paths.from_kernel(path)
         if is_control(path):
             return self._control.readlink(path)
-        raise Invalid(f"/{path} is no link")
+        raise Invalid(f"/{path} is not a symbolic link")
 
     @callback
     def chmod(self, path: str, mode: int) -> int:
@@ -160,7 +160,7 @@ class Operations(Callbacks):  # type: ignore[misc]  # the fallback binding has n
     @callback
     def statfs(self, _path: str) -> dict[str, int]:
         used, room = self._filesystem.usage()
-        block = 4096  # bytes, the unit of what follows
+        block = 4096  # bytes; the unit of the counts below
         return {
             "f_bsize": block,
             "f_frsize": block,
@@ -188,23 +188,23 @@ class Operations(Callbacks):  # type: ignore[misc]  # the fallback binding has n
     @callback
     def rename(self, old: str, new: str, flags: int = 0) -> int:
         if flags & ~RENAME_NOREPLACE:
-            raise Invalid("RENAME_EXCHANGE and RENAME_WHITEOUT are not offered")
+            raise Invalid("RENAME_EXCHANGE and RENAME_WHITEOUT are not supported")
         replace_target = not flags & RENAME_NOREPLACE
         self._filesystem.rename(_stored_path(old), _new_path(new), replace_target=replace_target)
         return 0
 
     @callback
     def symlink(self, _target: str, _source: str) -> int:
-        raise NotSupported("the service stores no links")
+        raise NotSupported("the service stores no symbolic links")
 
     @callback
     def link(self, _target: str, _source: str) -> int:
-        raise NotSupported("the service stores no links")
+        raise NotSupported("the service stores no hard links")
 
     @callback
     def mknod(self, path: str, mode: int, _dev: int) -> int:
         if stat.S_IFMT(mode) not in (0, stat.S_IFREG):
-            raise NotSupported("the service stores files only")
+            raise NotSupported("the service stores regular files only")
         fh = self._handles.create(_new_path(path), mode & 0o7777, os.O_WRONLY)
         self._handles.flush(fh)
         self._handles.release(fh)
@@ -236,7 +236,7 @@ class Operations(Callbacks):  # type: ignore[misc]  # the fallback binding has n
 
     @callback
     def read(self, _path: str, buffer: memoryview, offset: int, fi: Any) -> int:
-        """Read into `buffer`, which is libfuse's own. Return how many bytes."""
+        """Read into `buffer`, which is libfuse's own. Returns the number of bytes."""
         if not is_control_handle(fi.fh):
             return self._handles.read(fi.fh, buffer, offset, interrupted)
         data = self._control.read(fi.fh, len(buffer), offset)
@@ -254,7 +254,7 @@ class Operations(Callbacks):  # type: ignore[misc]  # the fallback binding has n
     def truncate(self, path: str, length: int, fi: Any = None) -> int:
         path = paths.from_kernel(path)
         if is_control(path):
-            return 0  # what `>` does before it writes
+            return 0  # the shell's `>` does this before it writes
         if fi is not None:
             self._handles.truncate(fi.fh, length)
         else:
@@ -264,7 +264,7 @@ class Operations(Callbacks):  # type: ignore[misc]  # the fallback binding has n
     @callback
     def fallocate(self, _path: str, mode: int, offset: int, length: int, fi: Any) -> int:
         if mode & ~FALLOC_FL_KEEP_SIZE or is_control_handle(fi.fh):
-            raise NotSupported("only plain allocation is offered")
+            raise NotSupported("only fallocate modes 0 and KEEP_SIZE are supported")
         self._handles.allocate(fi.fh, offset, length, keep_size=bool(mode & FALLOC_FL_KEEP_SIZE))
         return 0
 
@@ -295,7 +295,7 @@ class Operations(Callbacks):  # type: ignore[misc]  # the fallback binding has n
 
 
 def _stored_path(path: str) -> str:
-    """The path of a file or folder that may be changed or removed. Raises NotPermitted for virtual ones."""
+    """The path of a file or folder that may be changed or removed. Raises NotPermitted for a virtual one."""
     path = paths.from_kernel(path)
     if is_control(path):
         raise NotPermitted(f"/{path} belongs to the mount")
@@ -303,10 +303,10 @@ def _stored_path(path: str) -> str:
 
 
 def _new_path(path: str) -> str:
-    """The same for one that is to be created or renamed to."""
+    """The same for a path that a create or a rename makes."""
     path = _stored_path(path)
     if paths.name(path).startswith(REFUSED_PREFIX):
-        raise NotPermitted("there is no trash here: deleted is deleted")
+        raise NotPermitted("there is no trash here: what is deleted cannot be restored")
     return path
 
 

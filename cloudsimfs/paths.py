@@ -1,7 +1,7 @@
 """The one path type: a storage path is a `str` without leading or trailing slash; the root is `""`.
 
-Bytes that are not UTF-8 travel as surrogates (PEP 383) between the kernel and here; they are never sent to
-the service. Pure.
+Names that are not UTF-8 are passed between the kernel and this process as surrogates (PEP 383). They are never sent
+to the service. Pure.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ LONGEST_CHARACTER = 4  # bytes, in UTF-8
 
 
 def from_kernel(path: str) -> str:
-    """`/a/b` as the kernel hands it over to `a/b`. Raises NameTooLong: FUSE itself lets names of 1024 bytes pass."""
+    """Turn the kernel's `/a/b` into `a/b`. Raises NameTooLong: FUSE itself lets names of 1024 bytes pass."""
     path = path.strip("/")
-    if len(path) > NAME_MAX // LONGEST_CHARACTER:  # this runs for every call
+    if len(path) > NAME_MAX // LONGEST_CHARACTER:  # a shorter path has no such name; this runs for every call
         for part in path.split("/"):
             if not _fits(part):
                 raise NameTooLong(f"{part[:40]!r}...: a name may have at most {NAME_MAX} bytes")
@@ -36,18 +36,18 @@ def name(path: str) -> str:
 
 
 def split(path: str) -> tuple[str, str]:
-    """`a/b/c` to (`a/b`, `c`); the root is (``, ``)."""
+    """`a/b/c` becomes (`a/b`, `c`), the root (``, ``)."""
     directory, _, last = path.rpartition("/")
     return directory, last
 
 
 def is_within(path: str, folder: str) -> bool:
-    """Whether `path` is `folder` itself or anything inside it; everything is below the root."""
+    """Whether `path` is `folder` itself or anything inside it. Everything is within the root."""
     return folder == ROOT or path == folder or path.startswith(folder + "/")
 
 
 def rebase(path: str, old: str, new: str) -> str:
-    """`path`, which is below `old`, as it is called after `old` was renamed to `new`."""
+    """What `path`, which is within `old`, is called after `old` was renamed to `new`."""
     return new + path[len(old) :]
 
 
@@ -60,7 +60,7 @@ def is_safe_name(name: str) -> bool:
 
 
 def check_new_name(path: str) -> None:
-    """Refuse a name that cannot be stored. Raises Invalid if it is not UTF-8."""
+    """Raises Invalid if the last name of the path is not UTF-8, and so cannot be stored."""
     last = name(path)
     if not _is_utf8(last):
         raise Invalid(f"{last!r}: the service stores UTF-8 names only; rename the file first")
