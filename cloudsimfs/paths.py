@@ -52,7 +52,7 @@ def rebase(path: str, old: str, new: str) -> str:
 
 
 def is_safe_name(name: str) -> bool:
-    """Whether a name from the service may appear in a directory (docs/architecture.md, invariant 10).
+    """Whether a name from the service may appear in a directory (docs/architecture.md, invariant 10d).
 
     Refused: empty, `.`, `..`, `/` or NUL inside, lone surrogates, more than 255 bytes.
     """

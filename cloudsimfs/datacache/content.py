@@ -3,7 +3,7 @@
 `sparsefile` holds the bytes that are on this disk; `prefetch` brings the missing ones; `ancestry` takes over those of
 an earlier version. The content itself knows where its bytes come from, and whether they differ from the service's.
 
-All fetched bytes come from one version (docs/architecture.md, invariant 5): another ETag ends in Stale, never in
+All fetched bytes come from one version (docs/architecture.md, invariant 5a): another ETag ends in Stale, never in
 mixed bytes.
 
 Locks: `Content.lock` guards the fields here, the sparse file and the fetcher. It is held over local disk I/O only.

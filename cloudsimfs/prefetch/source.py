@@ -1,6 +1,6 @@
 """One version of a file on the service: a signed URL and the ranges read from it.
 
-All bytes come from one version (docs/architecture.md, invariant 5): every reply's ETag and size are checked.
+All bytes come from one version (docs/architecture.md, invariant 5a): every reply's ETag and size are checked.
 
 Threading: any number of threads may read a `Source`. Its lock is a leaf and is not held across the network.
 """

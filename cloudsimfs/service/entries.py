@@ -1,6 +1,6 @@
 """Storage entries from replies: listings, single entries, view-by-path.
 
-Pure and thread-safe. Replies are not trusted (docs/architecture.md, invariant 10): an entry with an impossible name,
+Pure and thread-safe. Replies are not trusted (docs/architecture.md, invariant 10d): an entry with an impossible name,
 id, size or folder is left out. One log line per reply counts the entries left out.
 """
 

@@ -34,7 +34,7 @@ class Entry:
 
     @property
     def fingerprint(self) -> tuple[int, int, int]:
-        """Identifies one version of the file (docs/architecture.md, invariant 5): id, bytes, nanoseconds."""
+        """Identifies one version of the file (docs/architecture.md, invariant 5a): id, bytes, nanoseconds."""
         return (self.id, self.size, self.mtime_ns or 0)
 
 

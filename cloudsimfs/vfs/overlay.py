@@ -1,6 +1,6 @@
 """Local changes, which lie over the listings.
 
-    readdir = listing - tombstones + inodes with local truth          (docs/architecture.md, invariant 3)
+    readdir = listing - tombstones + inodes with local truth          (docs/architecture.md, invariant 3a)
 
 An item leaves the overlay on evidence (`evidence`), never because time has passed. An upload leaves it when a listing
 shows its size and a newer version. A tombstone leaves it when a listing asked for after the delete no longer shows

@@ -220,7 +220,7 @@ def test_reads_are_whole(box: Sandbox, mount: MountFactory, kind: str) -> None:
 
 
 def test_a_dead_service_costs_no_names(box: Sandbox, mount: MountFactory, api: str) -> None:
-    """Failed listings serve what was known; unknown is not absent (docs/architecture.md, invariant 4)."""
+    """Failed listings serve what was known; unknown is not absent (docs/architecture.md, invariant 4d)."""
     box.populate({"d/x": b"x", "e/y": b"y"})
     m = mount(ttl=0)
     assert (m.path / "d/x").read_bytes() == b"x"
@@ -363,7 +363,7 @@ def test_renaming_during_an_upload(box: Sandbox, mount: MountFactory) -> None:
 
 
 def test_a_rename_never_leaves_the_service_without_the_file(box: Sandbox, mount: MountFactory) -> None:
-    """Upload first, delete after (docs/architecture.md, invariant 2), also when a flush fails."""
+    """Upload first, delete after (docs/architecture.md, invariant 2c), also when a flush fails."""
     box.put("a", b"precious")
     m = mount()
     box.faults.add("object-put", "status", status=500)

@@ -191,7 +191,7 @@ def test_fifty_folders_deep(box: Sandbox, mount: MountFactory) -> None:
 
 @pytest.mark.parametrize("api", ["v1"])
 def test_names_that_are_refused_do_not_show(box: Sandbox, mount: MountFactory) -> None:
-    """Of the service's answers only what may be a name becomes one (docs/architecture.md, invariant 10)."""
+    """Of the service's answers only what may be a name becomes one (docs/architecture.md, invariant 10d)."""
     box.populate({"d/good": b"good"})
     bad = [".", "..", "a/b", "nul\0", "x" * 256]
 
