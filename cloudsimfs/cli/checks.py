@@ -29,7 +29,7 @@ from cloudsimfs.text import GIB, agree, count, gib
 
 Level = Literal["ok", "warning", "failure"]
 
-KEPT_DAYS = 60  # the service deletes a file this long after it was stored (docs/service.md, "Limits")
+KEPT_DAYS = 60  # the service deletes a file this long after it was created (docs/service.md, "Limits")
 WARN_DAYS = 7
 SKEW = 60.0  # seconds the clock may be wrong without harm
 LOW_DISK = GIB  # bytes

@@ -21,7 +21,7 @@ from cloudsimfs.service import Image, Simulation
 log = logging.getLogger(__name__)
 
 BLOB_SPACE = 256 << 20  # bytes of logs and images; those unread for the longest time go first
-PRIVATE = ("vnc_url",)  # personal: neither shown nor stored (docs/service.md)
+PRIVATE = ("vnc_url",)  # personal: neither shown nor stored (docs/service.md, "Fields")
 OWN_FILES = ("output", "logs")  # fields that are shown as files of their own
 _FIELDS = [field.name for field in fields(Simulation) if field.name != "output"]
 

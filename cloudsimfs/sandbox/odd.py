@@ -1,4 +1,4 @@
-"""Odd shapes: answers that a client must understand (docs/service.md), and some that it need not.
+"""Odd shapes: answers that docs/service.md assumes, which a client must understand, and some that it need not.
 
 A variation turns the value of an answer into another value. The server itself makes the `ENVELOPES`. Pure. Must
 never change a value in place.

@@ -1,4 +1,4 @@
-"""API v1: the request of each operation (docs/service.md, "v1"). Pure: nothing is sent here.
+"""API v1: the request of each operation (docs/service.md, "v1 (documented)"). Pure: nothing is sent here.
 
 `entries` and `parsing` read the replies.
 """

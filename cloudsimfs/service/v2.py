@@ -1,4 +1,4 @@
-"""API v2: the request of each operation (docs/service.md, "v2"). Pure: nothing is sent here.
+"""API v2: the request of each operation (docs/service.md, "v2 (documented)"). Pure: nothing is sent here.
 
 `entries` and `parsing` read the replies. Calls of docs/service.md, "v2 calls outside the document", are marked
 `undocumented`: the client makes v1's call where a service lacks them.
