@@ -1,6 +1,7 @@
 """The commands, one module for each kind. The only package that imports click; importing it registers them all.
 
-Called by the entry points, and by nobody else. Locks: none.
+Called by the entry points only.
+Locks: none.
 """
 
 from cloudsimfs.cli import account, cache, completion, doctor, installing, mounting, recover, runs, sandbox, status

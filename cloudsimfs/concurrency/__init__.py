@@ -1,5 +1,6 @@
-"""What threads share: one call for many who ask, waits that end early, pauses between attempts, tables of handles.
+"""What threads share: single flight, waits that end early, pauses between attempts, tables of handles.
 
-Called by every package that waits or repeats; knows no file and no service. It imports the clock and the errors.
-Locks: each object has one of its own, a leaf.
+Called by every package that waits or repeats. It knows no file and no service; it imports the clock and the errors.
+Locks: `HandleTable._lock` and `Holds._lock` are leaves. `SingleFlight._lock` is held while `landed` runs, which may
+take a lock of its caller; no call is made under it.
 """

@@ -1,4 +1,4 @@
-"""Settings: their one table, the profiles and keys they come from, and the account or `Config` they lead to.
+"""Settings: their one table, the profiles and keys they come from, and the `Account` or `Config` they make.
 
 Called by the command line, and by the mount for its `Config`. Makes no API call.
 Locks: none.

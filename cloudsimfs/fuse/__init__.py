@@ -1,5 +1,5 @@
-"""The kernel's side: the FUSE binding, the kernel's page and name cache, and opens that only show a preview.
+"""The kernel's side: the FUSE binding, errors as errnos, the kernel's page and name cache, and previews.
 
-Called by `operations`, by the mount and, for the kernel's cache, by `control`; `binding` alone imports the library.
-Locks: `KernelCache._changed` is a leaf.
+Called by `operations`, `control` and the mount, and by `doctor`. Only `binding` imports the FUSE library.
+Locks: `KernelCache._changed` and `KernelCache._lock` are leaves.
 """

@@ -1,5 +1,7 @@
-"""Directory listings: fetching them, keeping them in memory and on disk, and telling a tree walker from a person.
+"""Directory listings: fetching them, keeping them in memory and on disk, and recognising tree walkers.
 
-Called by the namespace (`vfs`), and by the mount for its first call; no other package lists directories.
-Locks: that of the flights (`singleflight`), then that of the cache; the one of the walks is a leaf.
+Called by `vfs`, `uploader`, `control`, and by the mount for its first call. In a mount, no other package lists
+directories.
+Locks: `SingleFlight._lock`, then `ListingCache._lock`, then `Holds._lock`. Those of `Walks` and `ListingStore` are
+leaves.
 """
