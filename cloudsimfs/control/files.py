@@ -1,9 +1,9 @@
 """The virtual files as the kernel asks for them: which path is one, its attributes, and those that are open.
 
-One write(2) is one command; it acts at once and fails with the errno of that write and a sentence in
-`.simulations/error`. The root lists neither folder, so that programs that walk over the drive do not read every log.
+One write(2) is one command, and it acts at once. If it fails, the write fails with its errno and `.simulations/error`
+says why. The root lists neither folder, so that programs that walk over the drive do not read every log.
 
-Threading: called by FUSE callbacks on many threads; the only lock is that of the handle table, a leaf.
+Threading: called by FUSE callbacks on many threads. The only lock is that of the handle table, a leaf.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class OpenFile:
     path: str
     file: File
     snapshot: bytes
-    failed: dict[bytes, CloudsimfsError] = field(default_factory=dict)  # the last command, if it failed
+    failed: dict[bytes, CloudsimfsError] = field(default_factory=dict)  # the last command and its error, if it failed
 
 
 def is_control(path: str) -> bool:
@@ -65,7 +65,7 @@ class ControlFiles:
         self._simulations.close()
 
     def node(self, path: str) -> Node:
-        """Raises NotFound."""
+        """What is at a path of a virtual folder. Raises NotFound."""
         top, _, rest = path.partition("/")
         return self._simulations.node(rest) if top == SIMULATIONS else self._state.node(rest)
 
@@ -84,7 +84,7 @@ class ControlFiles:
 
     @staticmethod
     def _size(file: File) -> int:
-        """The size of the cached contents, where reading may take a call; 0 if the service cannot be asked."""
+        """The size of the contents: of the cached ones if reading may take a call; 0 if the service fails."""
         read = file.cached or file.read
         try:
             return 0 if read is None else len(read())
@@ -92,7 +92,7 @@ class ControlFiles:
             return 0
 
     def readdir(self, path: str) -> list[tuple[str, int, int]]:
-        """(name, file type, inode number) of all in a virtual folder."""
+        """(name, file type, inode number) of everything in a virtual folder. Raises NotFound, NotDirectory."""
         node = self.node(path)
         if not isinstance(node, Folder):
             raise NotDirectory(f"/{path}")
@@ -102,13 +102,13 @@ class ControlFiles:
     def readlink(self, path: str) -> str:
         node = self.node(path)
         if not isinstance(node, Link):
-            raise Invalid(f"/{path} is no link")
+            raise Invalid(f"/{path} is not a symbolic link")
         return node.target
 
     # -- open files ----------------------------------------------------------------------------------------
 
     def open(self, path: str, flags: int) -> int:
-        """A handle; `flags` are the system's O_ flags. A file that is not live is read now."""
+        """open(2). A file that is not live is read now. Raises NotFound, IsDirectory, Denied, or as its reader."""
         node = self.node(path)
         if not isinstance(node, File):
             raise IsDirectory(f"/{path}")
@@ -141,11 +141,11 @@ class ControlFiles:
         return data[offset : offset + size]
 
     def write(self, fh: int, data: bytes) -> None:
-        """One command. Its failure stays readable in `.simulations/error`."""
+        """Carry out one command. If it fails, `.simulations/error` shows why."""
         opened = self._open.get(fh)
         again = opened.failed.pop(data, None)
         if again is not None:
-            raise again  # a buffering writer's close() repeats what could not be written: not a second command
+            raise again  # a buffering writer writes it once more in close(): that is not a second command
         try:
             answer = self._command(opened.path, opened.file, data)
         except CloudsimfsError as error:

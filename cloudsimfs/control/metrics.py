@@ -28,7 +28,7 @@ def _samples(status: dict[str, Any]) -> Iterator[tuple[str, str, float | None]]:
     yield "upload_bytes_per_second", "The present rate of the uploads.", uploads["rate"]
     yield (
         "conflicts",
-        "Files changed on the service, too, that have got a name of their own.",
+        "Files that others have changed, too, and that were stored under a name of their own.",
         len(status["conflicts"]),
     )
     yield "undeleted", "Names that the service does not delete, and that are shown again.", len(status["undeleted"])
@@ -40,10 +40,10 @@ def _samples(status: dict[str, Any]) -> Iterator[tuple[str, str, float | None]]:
     yield "api_calls_total", "API calls sent since the mount.", budget["calls"]
     yield "api_calls_used", "API calls of the account in this hour.", budget["used"]
     yield "api_calls_remaining", "API calls left in this hour, without the reserve.", budget["remaining"]
-    yield "api_calls_limit", "API calls that an hour has.", budget["limit"]
+    yield "api_calls_limit", "The limit of API calls in an hour.", budget["limit"]
     yield (
         "api_limit_known",
-        "1 once the limit is known; without api_calls_limit there is none then.",
+        "1 once the limit is known. If api_calls_limit is then missing, there is no limit.",
         int(budget["limit_known"]),
     )
     yield "api_calls_waiting", "API calls that wait for the hour to turn.", budget["waiting"]

@@ -1,4 +1,4 @@
-"""What runs and the control files ask of a mount: that files are stored, and that caches are invalidated.
+"""What runs and the control files ask of a mount: to wait until files are stored, and to invalidate caches.
 
 Threading: none of its own; waits are made by the caller's thread, with no lock held.
 """
@@ -35,7 +35,7 @@ SETTLING_TIME = 60.0  # seconds in which results may arrive after a sync, a stop
 
 
 class MountedStorage:
-    """The files of a mount, as a launch needs them (`launch.Storage`), and `.cloudsimfs/flush`."""
+    """The files of a mount, as a launch needs them (`runs.launch.Storage`), and `.cloudsimfs/flush`."""
 
     def __init__(
         self, tree: Tree, dcache: DCache, writeback: Writeback, budget: Budget, *, mountpoint: Path, clock: Clock
@@ -48,7 +48,7 @@ class MountedStorage:
         self._clock = clock
 
     def storage_path(self, text: str) -> str:
-        """A path as users write it, of the storage or within the mount, as a storage path."""
+        """The storage path of a path that a user wrote, be it one of the storage or one within the mount."""
         path = os.path.normpath(text)
         if path == self._mountpoint or path.startswith(self._mountpoint + "/"):
             path = path[len(self._mountpoint) :]
@@ -64,7 +64,7 @@ class MountedStorage:
             raise NotDirectory(f"{path!r} is a file; a run needs its folder")
 
     def _lookup_anew(self, path: str) -> Node:
-        """Others may have just made it: the service is asked before a folder is called missing."""
+        """Look up a path; ask the service again before it is called missing, since others may have just made it."""
         try:
             return self._tree.lookup(path)
         except NotFound:
@@ -72,7 +72,7 @@ class MountedStorage:
             return self._tree.lookup(path)
 
     def barrier(self, path: str) -> None:
-        """Wait until all below `path` is on the service. Raises TryAgain, WrongState, or BudgetSpent."""
+        """Wait until everything below `path` is on the service. Raises TryAgain, WrongState, BudgetSpent."""
         self._writeback.check_refused(path)
         for inode in self._tree.half_written():
             if paths.is_within(inode.path, path) and not inode.local_only:
@@ -87,7 +87,7 @@ class MountedStorage:
             raise
 
     def _must_not_wait(self) -> bool:
-        """Asked while a launch waits. Raises BudgetSpent: a launch must not wait for the hour to turn."""
+        """Whether a waiting launch was interrupted. Raises BudgetSpent: it must not wait for the hour to turn."""
         if self._budget.snapshot().waiting:
             self._check_calls()
         return interrupted()
@@ -101,7 +101,7 @@ class MountedStorage:
             )
 
     def flush(self) -> None:
-        """Wait until all is stored. Raises TimedOut after COMMAND_BOUND: write again to wait longer."""
+        """Wait until everything is stored. Raises TimedOut after COMMAND_BOUND: write again to wait longer."""
         try:
             self._writeback.drain(timeout=COMMAND_BOUND, interrupted=interrupted)
         except NotFinished as error:
@@ -109,30 +109,30 @@ class MountedStorage:
 
 
 class MountedCaches:
-    """The caches of a mount, ours and the kernel's, told what others have changed (`runs.Watcher`)."""
+    """Invalidates a mount's caches, ours and the kernel's, where others have made changes (`runs.list.Watcher`)."""
 
     def __init__(self, dcache: DCache, kernel_cache: KernelCache) -> None:
         self._dcache = dcache
         self._kernel_cache = kernel_cache
 
     def refresh(self, path: str) -> None:
-        """List a path and all below it anew, and often for a while: others are writing there."""
+        """List a path and all below it again, and often for SETTLING_TIME: others are writing there."""
         self._dcache.invalidate(paths.parent(path))
         self._dcache.expect_changes(path, SETTLING_TIME)
         self._kernel_cache.invalidate(path)
         self._kernel_cache.settle()
 
     def results_expected(self, folder: str) -> None:
-        """List the folder anew, and often for a while. What the listing above says of it stays as it is."""
+        """List the folder again, and often for SETTLING_TIME. Its parent's listing stays valid."""
         self._dcache.expect_changes(folder, SETTLING_TIME)
         self._kernel_cache.invalidate(folder)
 
     def runs_changed(self, run_ids: set[int], active: frozenset[str]) -> None:
-        """These runs, or their logs, are new or changed; runs are going on in the folders `active`."""
+        """Invalidate the files of these runs, which are new or changed. Runs go on in the folders `active`."""
         self._dcache.keep_steady(active)
         if run_ids:
             self.contents_changed(run_paths(run_ids))
 
     def contents_changed(self, changed: Iterable[str]) -> None:
-        """The virtual files at these paths, below the mount, have other contents."""
+        """Invalidate the virtual files at these paths, below the mount: their contents have changed."""
         self._kernel_cache.invalidate_all(changed)

@@ -1,9 +1,9 @@
 """`.simulations/`: the table of its files, folders and links (docs/architecture.md, "Runs as files").
 
-Reading costs no call while the cached state is fresh; only writes act. Names and values from the service are hostile:
-a name that is not fit for a file is left out, and a value is shown on one line.
+Reading costs no call while the cached state is fresh; only writes act. Names and values from the service are not
+trusted: a name that is not fit for a file is left out, and a value is shown on one line.
 
-Threading: called by FUSE callbacks on many threads; `_lock` protects the last error and the last launch, a leaf.
+Threading: called by FUSE callbacks on many threads. `_lock` is a leaf; it protects the last error and launch.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from cloudsimfs.service import Simulation
 
 SIMULATIONS = ".simulations"
 README = """\
-Runs are driven by the files in this folder. It is not listed by `ls -a` of the folder above, so that what walks over
-the drive (cp -r, tar, a backup) does not copy every log; name it and it is there. From the top of the mount:
+Runs are driven by the files in this folder. `ls -a` of the folder above does not list it, so that programs that walk
+over the drive (cp -r, tar, a backup) do not copy every log. Name it, and it is there. From the top of the mount:
 
   cat .simulations/options/scripts            what software there is (also: cpu, ram)
   echo "cpu=8 ram=highcore script=NAME folder=case1" > .simulations/launch
@@ -34,7 +34,7 @@ the drive (cp -r, tar, a backup) does not copy every log; name it and it is ther
   cat .simulations/runs                       all runs: id status script cpu ram folder started ended
   cat .simulations/<id>/status                one of PENDING RUNNING STOPPING STOPPED COMPLETED ERROR
   tail -f .simulations/<id>/log               the run's output as it grows
-  ls .simulations/<id>/images                 the run's pictures
+  ls .simulations/<id>/images                 the run's images
   ls .simulations/<id>/results/               the folder it runs in
   cat .simulations/latest/case1/status        the same of the newest run in a folder
   echo 1 > .simulations/<id>/sync             save the current results into the folder; the run goes on
@@ -56,7 +56,7 @@ A launch first waits until all files below its folder are stored, and returns wh
 
 
 class Simulations:
-    """`changed` is called with the paths, below the mount, of the files whose contents a command has changed."""
+    """`changed` is called with the paths, below the mount, of virtual files whose contents a command has changed."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class Simulations:
         return sorted(self._runs.all().values(), key=lambda run: -run.id)
 
     def _option(self, name: str) -> File:
-        """stat(2), as tree walkers call it, costs no API call: the size is 0 until the file was read."""
+        """A file of options. Its size is 0 until it was read, so that stat(2) costs no API call."""
 
         def lines(values: Iterable[str]) -> bytes:
             return "".join(f"{value}\n" for value in values).encode("utf-8", "replace")
@@ -291,5 +291,5 @@ def _row(run: Simulation) -> str:
 
 
 def _one_line(value: str) -> str:
-    """The value without characters that would end the line, or that a terminal would obey."""
+    """The value without characters that would end the line, or that would control a terminal."""
     return "".join(character if character.isprintable() else "?" for character in value)

@@ -1,4 +1,4 @@
-"""`.cloudsimfs/`: the table of its files, by which tools talk to a mount.
+"""`.cloudsimfs/`: the table of its files, through which commands talk to a mount.
 
 Threading: none of its own.
 """

@@ -20,7 +20,7 @@ from cloudsimfs.uploader.conflicts import Conflicts
 from cloudsimfs.vfs.filesystem import FileSystem
 from cloudsimfs.writeback.queue import Job
 
-MOST_LINES = 10  # of one kind in the text
+MOST_LINES = 10  # lines of one kind in the text
 
 
 class Report:
@@ -40,7 +40,7 @@ class Report:
         self._conflicts = conflicts
 
     def status(self) -> dict[str, object]:
-        """The state as values for JSON: sizes in bytes, times in wall seconds."""
+        """The state as values for JSON: sizes in bytes, times in seconds since the epoch."""
         jobs = self._writeback.pending()
         used, limit = self._datacache.usage
         outage = self._client.outage
@@ -63,7 +63,7 @@ class Report:
         }
 
     def _uploads(self, jobs: list[Job]) -> dict[str, float | None]:
-        """Bytes left and sent of all uploads, the rate, and the seconds that the rest will take (None: not known)."""
+        """Bytes left and sent of all uploads, the rate, and the seconds that the rest will take (None: unknown)."""
         left = sum(max(0, job.size - job.sent) for job in jobs)
         rate = self._meter.rate()
         seconds = round(left / rate, 1) if rate else None
@@ -74,7 +74,7 @@ class Report:
         return None if last is None else {"time": last[0], "text": last[1]}
 
     def status_text(self) -> str:
-        """The same for people, with what needs a decision of theirs."""
+        """The same for people, and what they have to decide."""
         jobs = self._writeback.pending()
         lines = [
             *self._service_lines(jobs),
@@ -115,6 +115,7 @@ class Report:
             yield f"refused   {reason}; write it again, remove it, or see `cloudsimfs recover`"
 
     def _conflict_lines(self) -> Iterator[str]:
+        """The deletes that were given up, and the conflicts."""
         for path, error in list(self._deletes.given_up().items())[:MOST_LINES]:
             yield f"undeleted /{path} is shown again, since the service does not delete it: {error}"
         for conflict in self._conflicts.found()[-MOST_LINES:]:
@@ -150,7 +151,7 @@ def _pending(jobs: int, uploads: dict[str, float | None]) -> str:
 
 def _left(budget: BudgetState) -> str:
     if budget.remaining is None:
-        return "no limit" if budget.limit_known else "limit unknown: the service has told none yet"
+        return "no limit" if budget.limit_known else "limit unknown: the service has not named it yet"
     left = f"{budget.remaining} of {budget.limit or 'all'} left"
     return left + (f", and {budget.reserve} for launch, stop and sync" if budget.reserve else "")
 
@@ -160,7 +161,7 @@ def _share(job: Job) -> str:
 
 
 def _hour(moment: float) -> str:
-    """A moment (wall seconds) as local time of day."""
+    """A moment (seconds since the epoch) as the local time of day."""
     return time.strftime("%H:%M", time.localtime(moment))
 
 

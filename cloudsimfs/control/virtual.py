@@ -12,15 +12,15 @@ from cloudsimfs.runs.poller import Followed
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A virtual file. One with `live` is read anew at every read(2), the others once per open(2).
+    """A virtual file. One with `live` is read again at every read(2), any other once for each open(2).
 
-    `write` carries out a command; its answer, if it has one, is what the same handle reads afterwards.
+    `write` carries out a command. If it returns an answer, the same handle reads that afterwards.
     """
 
     read: Callable[[], bytes] | None = None
     write: Callable[[str], bytes | None] | None = None
     live: Followed | None = None
-    cached: Callable[[], bytes] | None = None  # as `read`, without a call
+    cached: Callable[[], bytes] | None = None  # as `read`, but without an API call
 
     @property
     def perm(self) -> int:
