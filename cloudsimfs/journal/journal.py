@@ -8,7 +8,7 @@ The order of the steps of one write, which makes `close()` a promise (docs/archi
     4  file, directory and row fsynced       (at once for fsync)
     5  upload of that generation             (Uploader)
     6  marked stored, if the generation is unchanged
-    7  a listing confirms it: row deleted    (Tree)
+    7  a listing confirms it: row deleted    (vfs.settle.Settlement)
     8  the backing file may be evicted
 
 What is written after 2 must not touch the bytes of that row, which is all there is of the closed state until 5:

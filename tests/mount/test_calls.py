@@ -51,7 +51,7 @@ def test_missing_names_cost_nothing(box: Sandbox, mount: MountFactory) -> None:
 
 
 def test_copying_300_small_files_in_and_removing_them(box: Sandbox, m: Mounted, api: str, tmp_path: Path) -> None:
-    """Rows 9 and 12 of the targets: one call a file and one in all; one delete, and the look before it."""
+    """Rows 9 and 12 of docs/architecture.md, "Costs": one call a file, one in all; a delete, a look before it."""
     write_tree(tmp_path, MANY)
 
     def copy() -> None:
