@@ -78,8 +78,8 @@ class ManualClock:
 
     def __init__(self, start: float = 1_700_000_000.0, *, auto: bool = True) -> None:
         self._changed = threading.Condition()
-        self._elapsed = 0.0  # guarded by: _changed
-        self._waiting = 0  # guarded by: _changed
+        self._elapsed = 0.0  # guarded by _changed
+        self._waiting = 0  # guarded by _changed
         self._start = start
         self._auto = auto
 

@@ -147,27 +147,27 @@ class Inode(InodeState):
 
         return restore
 
-    def rebase(self, entry: Entry | None, *, uploaded: bool, at: float) -> None:
+    def rebase_locked(self, entry: Entry | None, *, uploaded: bool, at: float) -> None:
         """Record what the service has under the name from now on (`at`, monotonic seconds). The caller holds `lock`.
 
         `uploaded`: it may also have an upload of ours that is newer than `entry`.
         """
         self.entry, self.uploaded, self.based_at = entry, uploaded, at
 
-    def transition(self, event: str) -> None:
+    def transition_locked(self, event: str) -> None:
         """Take a step of TRANSITIONS; any other is a bug. The caller holds `lock`."""
         try:
             self.state = TRANSITIONS[self.state, event]
         except KeyError:
             raise AssertionError(f"{self.path}: no {event!r} in state {self.state.name}") from None
 
-    def change(self) -> bool:
+    def change_locked(self) -> bool:
         """Enter DIRTY before the bytes change. True if that ends a closed state. The caller holds `lock`."""
         first = self.committed or self.state is not WriteState.DIRTY
         if first:
             self.generation += 1
             self.committed = False
-        self.transition("change")
+        self.transition_locked("change")
         return first
 
     def restore(self, row_state: str, size: int) -> None:
@@ -181,16 +181,16 @@ class Inode(InodeState):
         assert self.attr.ino is not None
         return self.attr.ino
 
-    def holds_closed(self, start: int) -> bool:
+    def holds_closed_locked(self, start: int) -> bool:
         """Whether bytes from `start` on belong to the closed state in the journal. The caller holds `lock`."""
         return self.closed_size is not None and start < self.closed_size
 
     @property
-    def has_closed(self) -> bool:
+    def has_closed_locked(self) -> bool:
         """Whether the journal has a closed state that a restart would restore. The caller holds `lock`."""
         return self.closed_size is not None or self.closed_content is not None
 
-    def is_uploading(self, generation: int) -> bool:
+    def is_uploading_locked(self, generation: int) -> bool:
         """Whether this generation is still being uploaded. The caller holds `lock`."""
         return self.state is WriteState.UPLOADING and self.generation == generation
 

@@ -27,8 +27,8 @@ from cloudsimfs.fuse.callback import callback
 from cloudsimfs.fuse.pagecache import KernelCache
 from cloudsimfs.fuse.previews import is_preview
 from cloudsimfs.inode import ST_BLOCK, Attr
-from cloudsimfs.vfs.attrs import path_ino
 from cloudsimfs.vfs.filesystem import FileSystem
+from cloudsimfs.vfs.localattrs import path_ino
 
 # name, file type, inode number, and the attributes if they are at hand
 Dirent = tuple[str, int, int, Attr | None]

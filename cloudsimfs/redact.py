@@ -14,7 +14,7 @@ _SHORTEST = 4  # characters; shorter "secrets" would blank out ordinary words
 _HIDDEN = "***"
 
 _lock = threading.Lock()
-_secrets: tuple[str, ...] = ()  # guarded by: _lock for writing; longest first
+_secrets: tuple[str, ...] = ()  # guarded by _lock for writing; longest first
 
 _URL = re.compile(r"\b(https?|wss?)://([^\s\"'<>/?#]+)([^\s\"'<>?#]*)([?#][^\s\"'<>]*)?", re.IGNORECASE)
 _TOKEN = re.compile(r"(?<=/)(?=[^/]*\d)[A-Za-z0-9_\-.=~%]{20,}(?=/|$)")

@@ -27,7 +27,7 @@ from cloudsimfs.errors import (
 )
 from cloudsimfs.inode import Attr
 from cloudsimfs.vfs.attributes import Owner
-from cloudsimfs.vfs.attrs import path_ino
+from cloudsimfs.vfs.localattrs import path_ino
 
 TOP_NAMES = (SIMULATIONS, STATE)
 FIRST_HANDLE = 1 << 62  # handles from here on belong to virtual files

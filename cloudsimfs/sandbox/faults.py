@@ -110,7 +110,7 @@ class Faults:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._ids = itertools.count(1)
-        self._faults: list[Fault] = []  # guarded by: _lock
+        self._faults: list[Fault] = []  # guarded by _lock
 
     def add(self, operation: str, kind: str, **values: Any) -> Fault:
         """Set a fault by its members; see `Fault`. Raises ValueError or TypeError."""

@@ -37,7 +37,7 @@ class CallLog:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._calls: list[Call] = []  # guarded by: _changed
+        self._calls: list[Call] = []  # guarded by _changed
 
     def add(self, call: Call) -> Call:
         with self._changed:

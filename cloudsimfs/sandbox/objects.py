@@ -51,7 +51,7 @@ class Links:
         self._settings = settings
         self._secret = secrets.token_bytes(16)
         self._lock = threading.Lock()
-        self._links: dict[str, Link] = {}  # guarded by: _lock; oldest first
+        self._links: dict[str, Link] = {}  # guarded by _lock; oldest first
 
     def upload(self, path: str, visible: Visible) -> str:
         """A URL that takes one file by PUT."""

@@ -59,7 +59,7 @@ class Run:
         lock: threading.Lock,
     ) -> None:
         self.id = run_id
-        self.status = Status.PENDING  # guarded by: lock, as all below
+        self.status = Status.PENDING  # guarded by lock, as all below
         self._request = request
         self._folder: str = request["folder"]
         self._work = directory

@@ -33,8 +33,8 @@ class Runs:
         self._settings = settings
         self._lock = threading.Lock()
         self._ids = itertools.count(4711)
-        self._runs: dict[int, Run] = {}  # guarded by: _lock
-        self._closed = False  # guarded by: _lock
+        self._runs: dict[int, Run] = {}  # guarded by _lock
+        self._closed = False  # guarded by _lock
 
     def launch(self, data: dict[str, Any]) -> int:
         """Start a run, return its id. Raises Refusal for what docs/service.md, "Fields" does not allow."""

@@ -50,7 +50,7 @@ class Store:
         self._clock = clock
         self._settings = settings
         self._lock = threading.RLock()
-        self._tree = Tree(clock.now())  # guarded by: _lock
+        self._tree = Tree(clock.now())  # guarded by _lock
         self.on_put: Callable[[str, bytes], object] | None = (
             None  # called with each version (path, bytes) before it is stored
         )

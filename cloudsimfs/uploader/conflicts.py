@@ -4,8 +4,8 @@
     f.conflict-HOST-TIME            what was closed here, if all of its bytes are here; else it becomes a draft
 
 Conflicts are looked for just before an upload. The proof is a listing that shows another version than the one our
-file is based on. That version must not be our own upload, listed late (`evidence.is_foreign`). Without proof there is
-no conflict. The listing at hand will do, so that a save costs no call (`DCache.at_hand`).
+file is based on. That version must not be our own upload, listed late (`evidence`). Without proof there is no
+conflict. The listing at hand will do, so that a save costs no call (`DCache.at_hand`).
 
 Threading: called by upload workers with no lock held.
 """
@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 from cloudsimfs import paths
 from cloudsimfs.inode import Inode, WriteState
-from cloudsimfs.vfs.evidence import is_foreign
+from cloudsimfs.vfs.evidence import is_foreign_locked
 from cloudsimfs.vfs.names import conflict_names
 from cloudsimfs.vfs.tree import Tree
 from cloudsimfs.writeback.rows import draft_row
@@ -65,10 +65,10 @@ class Conflicts:
             if listing.asked_at <= inode.based_at:
                 return False  # known when the inode got its base: no news
             waits = inode.state is WriteState.QUEUED and inode.committed and not inode.unlinked
-            if not waits or inode.path != theirs.path or not is_foreign(inode, theirs):
+            if not waits or inode.path != theirs.path or not is_foreign_locked(inode, theirs):
                 return False
-            ours = self._free_name(theirs.path, listing.names.keys())
-            _move_aside(self._tree, inode, ours)
+            ours = self._free_name_locked(theirs.path, listing.names.keys())
+            _move_aside_locked(self._tree, inode, ours)
         log.warning("/%s was changed on the service too: what was written here is stored as /%s", theirs.path, ours)
         with self._lock:
             self._found = [*self._found, Conflict(theirs.path, ours)][-REMEMBERED:]
@@ -98,7 +98,7 @@ class Conflicts:
         self._on_conflict(paths.parent(path), {paths.name(path)})
         return True
 
-    def _free_name(self, path: str, listed: Collection[str]) -> str:
+    def _free_name_locked(self, path: str, listed: Collection[str]) -> str:
         """A conflict name of `path` that is not in use. The caller holds Tree.lock."""
         return next(
             candidate
@@ -107,7 +107,7 @@ class Conflicts:
         )
 
 
-def _move_aside(tree: Tree, inode: Inode, path: str) -> None:
+def _move_aside_locked(tree: Tree, inode: Inode, path: str) -> None:
     """Give a closed, waiting inode a free name and queue it there. The caller holds Tree.lock and the inode's."""
     old = inode.path
     tree.keep_for_undo(inode)
@@ -116,10 +116,10 @@ def _move_aside(tree: Tree, inode: Inode, path: str) -> None:
         tree.overlay.pop(old)
     inode.attr = replace(inode.attr, mtime_ns=tree.attributes.of(old, inode).mtime_ns, version=None)
     inode.path, inode.stored_ns = path, None
-    inode.rebase(None, uploaded=False, at=tree.monotonic())
+    inode.rebase_locked(None, uploaded=False, at=tree.monotonic())
     tree.overlay.put(path, inode)
     tree.attributes.forget(old)
     tree.attributes.keep(path, inode.attr)
     tree.attributes.touch(paths.parent(path))
-    tree.writeback.moved(inode)
-    tree.writeback.enqueue(inode)
+    tree.writeback.moved_locked(inode)
+    tree.writeback.enqueue_locked(inode)

@@ -74,8 +74,8 @@ class Uploader:
             stored = self._store(attempt)
         except BaseException as error:
             with inode.lock:
-                if inode.is_uploading(attempt.generation):
-                    inode.transition("failed")
+                if inode.is_uploading_locked(attempt.generation):
+                    inode.transition_locked("failed")
             if isinstance(error, Stale) and self._conflicts.set_aside(inode):
                 raise Cancelled(job.path) from error
             raise
@@ -83,8 +83,8 @@ class Uploader:
             attempt.content.release()
         self._view_cache.went_stale()
         with inode.lock:
-            if inode.is_uploading(attempt.generation):
-                inode.transition("stored")
+            if inode.is_uploading_locked(attempt.generation):
+                inode.transition_locked("stored")
                 inode.stored_ns, inode.stored_at = stored.stored_ns, self._clock.monotonic()
                 inode.stored_size, inode.in_doubt = job.size, False
         self._conclude(job, inode)
@@ -97,7 +97,7 @@ class Uploader:
             attempt = _Attempt(job, inode, inode.generation, inode.content, inode.entry)
             job.size, job.sent = attempt.content.size, 0
             attempt.content.acquire()
-            inode.transition("start")
+            inode.transition_locked("start")
         return attempt
 
     def _store(self, attempt: _Attempt) -> Stored:

@@ -40,7 +40,7 @@ from cloudsimfs.journal.rows import DraftRow, FileRow, TombstoneRow
 from cloudsimfs.listings import store
 from cloudsimfs.text import agree, count, listed
 from cloudsimfs.vfs import accountdir
-from cloudsimfs.vfs.attrs import fresh_ino
+from cloudsimfs.vfs.localattrs import fresh_ino
 from cloudsimfs.vfs.names import conflict_names, is_local_name
 
 JOURNAL = "journal.db"

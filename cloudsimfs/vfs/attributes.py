@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from cloudsimfs.clock import Clock
 from cloudsimfs.inode import Attr, Inode, LocalAttr, Node, WriteState
 from cloudsimfs.journal.journal import Journal
-from cloudsimfs.vfs.attrs import LocalAttrs
+from cloudsimfs.vfs.localattrs import LocalAttrs
 
 
 @dataclass(frozen=True, slots=True)

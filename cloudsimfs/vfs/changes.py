@@ -10,7 +10,7 @@ from cloudsimfs.errors import Exists, IsDirectory, NotDirectory, NotEmpty, NotFo
 from cloudsimfs.inode import Inode, LocalAttr, Node
 from cloudsimfs.listings.cache import Listing
 from cloudsimfs.service.model import Entry
-from cloudsimfs.vfs.attrs import fresh_ino
+from cloudsimfs.vfs.localattrs import fresh_ino
 from cloudsimfs.vfs.names import is_local_name
 from cloudsimfs.vfs.tombstones import bury, bury_folder, claim_for_file, claim_for_folder, leave_folder, tombstone_of
 from cloudsimfs.vfs.tree import Tree
@@ -21,15 +21,15 @@ def create(tree: Tree, path: str, perm: int) -> Inode:
     _must_be_new(tree, path)
     with tree.changing():
         entry, uploaded = claim_for_file(tree, path)
-        inode = _new_inode(tree, path, is_dir=False, perm=perm)
-        inode.rebase(entry, uploaded=uploaded, at=tree.monotonic())
+        inode = _new_inode_locked(tree, path, is_dir=False, perm=perm)
+        inode.rebase_locked(entry, uploaded=uploaded, at=tree.monotonic())
         inode.local_only = is_local_name(paths.name(path))
         with inode.lock:
             inode.content = tree.datacache.empty()
-            inode.change()
+            inode.change_locked()
             inode.since_ns = tree.now_ns()
-            tree.writeback.changed(inode)
-        tree.pin(inode)
+            tree.writeback.changed_locked(inode)
+        tree.pin_locked(inode)
         inode.opens = inode.writers = 1
     return inode
 
@@ -39,7 +39,7 @@ def mkdir(tree: Tree, path: str, perm: int) -> None:
     _must_be_new(tree, path)
     with tree.changing():
         tombstone = claim_for_folder(tree, path)
-        inode = _new_inode(tree, path, is_dir=True, perm=perm)
+        inode = _new_inode_locked(tree, path, is_dir=True, perm=perm)
         inode.hides = tombstone
         tree.journal.save_folder(path)
         tree.journal.save_attr(path, inode.attr)
@@ -54,7 +54,7 @@ def _must_be_new(tree: Tree, path: str) -> None:
     raise Exists(f"/{path}")
 
 
-def _new_inode(tree: Tree, path: str, *, is_dir: bool, perm: int) -> Inode:
+def _new_inode_locked(tree: Tree, path: str, *, is_dir: bool, perm: int) -> Inode:
     """A new inode under a free name. The caller holds Tree.lock. Raises Exists."""
     if isinstance(tree.overlay.get(path), Inode):
         raise Exists(f"/{path}")
@@ -75,7 +75,7 @@ def unlink(tree: Tree, path: str) -> None:
     directory = paths.parent(path)
     listing = tree.listing(directory)
     with tree.changing():
-        inode = tree.inode_of(path, node)
+        inode = tree.inode_of_locked(path, node)
         tree.overlay.pop(path)
         tombstone = tombstone_of(tree, inode)
         tree.detach(inode)

@@ -63,7 +63,7 @@ def inode_is_damaged(inode: Inode, entry: Entry, asked_at: float) -> bool:
         return ours and asked_at > inode.stored_at + LATE_UPLOADS
 
 
-def is_foreign(inode: Inode, entry: Entry) -> bool:
+def is_foreign_locked(inode: Inode, entry: Entry) -> bool:
     """Whether a file listed under the inode's name is certainly that of others.
 
     It must be another one than `inode.entry`, and cannot be an upload of ours. The caller holds the inode's lock.

@@ -219,7 +219,7 @@ class Handles:
         with inode.writing:
             copy = self._copy_to_change(inode, fh, start, keep)
             with inode.lock:
-                self._change(inode, start, copy)
+                self._change_locked(inode, start, copy)
                 assert inode.content is not None
                 yield inode.content
 
@@ -232,7 +232,7 @@ class Handles:
         with inode.lock:
             content = inode.content
             assert content is not None
-            if not inode.holds_closed(start) or inode.closed_by in (fh, ANYBODY):
+            if not inode.holds_closed_locked(start) or inode.closed_by in (fh, ANYBODY):
                 return None
         try:
             return self._datacache.copy_of(content, content.size if keep is None else min(keep, content.size))
@@ -241,10 +241,10 @@ class Handles:
                 return None  # the service has acknowledged these bytes: overwrite them rather than fail
             raise
 
-    def _change(self, inode: Inode, start: int, copy: Content | None) -> None:
+    def _change_locked(self, inode: Inode, start: int, copy: Content | None) -> None:
         """Prepare the inode for a change of the bytes from `start` on. The caller holds the inode's lock."""
         assert inode.content is not None
-        leaves_closed = inode.holds_closed(start)
+        leaves_closed = inode.holds_closed_locked(start)
         if leaves_closed and copy is not None:
             inode.content.release()
             inode.closed_content, inode.content = inode.content, copy
@@ -254,12 +254,12 @@ class Handles:
         if leaves_closed:
             inode.closed_size = None
         was_clean = inode.state is WriteState.CLEAN
-        if inode.change() or leaves_closed:
+        if inode.change_locked() or leaves_closed:
             if was_clean:
                 self._datacache.unshare(inode.content)
                 self._tree.dependents.add(inode.content)
             inode.since_ns = self._tree.now_ns()
-            self._writeback.changed(inode)
+            self._writeback.changed_locked(inode)
         inode.attr.mtime_ns = self._tree.now_ns()
         inode.attr.version = None
 
@@ -270,7 +270,7 @@ class Handles:
         handle = self.get(fh)
         if handle.writable:
             with handle.inode.lock:
-                self._writeback.commit(handle.inode, by=fh)
+                self._writeback.commit_locked(handle.inode, by=fh)
 
     def fsync(self, fh: int, interrupted: Interrupted = never) -> None:
         """fsync(2). When it returns, what was written so far survives a power loss; with `fsync_remote` it is stored.
@@ -280,7 +280,7 @@ class Handles:
         handle = self.get(fh)
         with handle.inode.lock:
             if handle.writable:
-                self._writeback.commit(handle.inode, by=ANYBODY)
+                self._writeback.commit_locked(handle.inode, by=ANYBODY)
             content = handle.inode.content
         if content is not None:
             self._fsyncer.closed(content)
@@ -298,8 +298,8 @@ class Handles:
         refusal: CloudsimfsError | None = None
         try:
             if handle.writable:
-                with handle.inode.lock:
-                    self._writeback.commit(handle.inode, by=fh)  # a mapped page may be newer than the last flush
+                with handle.inode.lock:  # a mapped page may be newer than the last flush
+                    self._writeback.commit_locked(handle.inode, by=fh)
         except CloudsimfsError as error:
             refusal = error  # the last close(2) has already reported it
         finally:  # in any case: an inode that stays counted as open would never be uploaded

@@ -20,9 +20,9 @@ from cloudsimfs.datacache.content import Content
 from cloudsimfs.errors import Cancelled, Invalid, IsDirectory, NotFound, TimedOut
 from cloudsimfs.inode import Inode, LocalAttr
 from cloudsimfs.journal.rows import DraftRow
-from cloudsimfs.vfs.attrs import fresh_ino
 from cloudsimfs.vfs.drafts import ID_LENGTH, Draft, draft_of
 from cloudsimfs.vfs.handles import Handles
+from cloudsimfs.vfs.localattrs import fresh_ino
 from cloudsimfs.vfs.names import is_local_name
 from cloudsimfs.vfs.rename import lookup_or_none, replace_target
 from cloudsimfs.vfs.tree import Tree
@@ -97,16 +97,16 @@ class Recovery:
             now = tree.now_ns()
             inode = Inode(row.path, is_dir=False, entry=None, attr=LocalAttr(fresh_ino(), mtime_ns=now))
             base, uploaded = replace_target(tree, row.path, target)
-            inode.rebase(base, uploaded=uploaded, at=tree.monotonic())
+            inode.rebase_locked(base, uploaded=uploaded, at=tree.monotonic())
             tree.overlay.put(row.path, inode)
             tree.attributes.put(row.path, inode.attr)
             with inode.lock:
                 inode.content = content
                 inode.generation = row.generation
-                inode.change()
-                tree.writeback.commit(inode)
-                inode.transition("close")
-                tree.writeback.enqueue(inode)
+                inode.change_locked()
+                tree.writeback.commit_locked(inode)
+                inode.transition_locked("close")
+                tree.writeback.enqueue_locked(inode)
             tree.journal.drop_kept(row.bytes.backing)
 
     def _complete(self, row: DraftRow, bound: float) -> None:

@@ -42,8 +42,8 @@ def rename(tree: Tree, old: str, new: str, *, replace_target: bool = True) -> No
             source = tree.lookup(old)
         above = tree.listing(paths.parent(old))
         with tree.changing():
-            inode = tree.inode_of(old, source)
-            tombstone = _move_file(tree, inode, new, target)
+            inode = tree.inode_of_locked(old, source)
+            tombstone = _move_file_locked(tree, inode, new, target)
             if tombstone is not None:
                 bury(tree, tombstone, after=_awaited(inode))
             tree.keep_folder(paths.parent(old), above)
@@ -76,7 +76,7 @@ def _check_folder_target(tree: Tree, new: str, target: Node | None) -> None:
         raise NotEmpty(f"/{new}")
 
 
-def _move_file(tree: Tree, inode: Inode, new: str, target: Node | None) -> Tombstone | None:
+def _move_file_locked(tree: Tree, inode: Inode, new: str, target: Node | None) -> Tombstone | None:
     """Give a file its new name. Returns the tombstone that its old name needs, if the service may have that.
 
     The caller holds the lock and is in a transaction.
@@ -86,7 +86,7 @@ def _move_file(tree: Tree, inode: Inode, new: str, target: Node | None) -> Tombs
     tree.overlay.pop(old)
     with inode.lock:
         tombstone = tombstone_of(tree, inode)
-        content = tree.content_of(inode)
+        content = tree.content_of_locked(inode)
         if inode.state is WriteState.CLEAN and inode.entry is not None:
             tree.journal.on_rollback(partial(tree.datacache.share, inode.entry, content))
         tree.datacache.unshare(content)
@@ -96,20 +96,20 @@ def _move_file(tree: Tree, inode: Inode, new: str, target: Node | None) -> Tombs
         inode.attr = replace(inode.attr, ino=before.ino, mtime_ns=before.mtime_ns, version=None)
         was_open_dirty = inode.state is WriteState.DIRTY
         if not was_open_dirty:
-            inode.change()
+            inode.change_locked()
         inode.path, inode.stored_ns = new, None
-        inode.rebase(base, uploaded=uploaded, at=tree.monotonic())
+        inode.rebase_locked(base, uploaded=uploaded, at=tree.monotonic())
         inode.local_only = is_local_name(paths.name(new))
         tree.overlay.put(new, inode)
         tree.attributes.touch(paths.parent(new))
         tree.attributes.forget(old)
         tree.attributes.keep(new, inode.attr)
         if was_open_dirty:
-            tree.writeback.moved(inode)
+            tree.writeback.moved_locked(inode)
         else:
-            tree.writeback.commit(inode)
-            inode.transition("close")
-            tree.writeback.enqueue(inode)
+            tree.writeback.commit_locked(inode)
+            inode.transition_locked("close")
+            tree.writeback.enqueue_locked(inode)
         if inode.local_only:
             tree.pending_deletes.release(inode)  # no upload will come
     return tombstone
@@ -135,14 +135,15 @@ def _rename_folder(tree: Tree, old: str, new: str, source: Node, target: Node | 
     with tree.changing():
         if replaced is not None:
             remove_folder(tree, new, *replaced)
-        inodes = [tree.inode_of(path, node) for path, node in files]  # this may raise, so it comes before any change
+        # this may raise, so it comes before any change
+        inodes = [tree.inode_of_locked(path, node) for path, node in files]
         hidden = [claim_for_folder(tree, paths.rebase(path, old, new)) for path, _ in folders]
         since = tree.monotonic()
-        moved = [_move_file(tree, inode, paths.rebase(inode.path, old, new), None) for inode in inodes]
+        moved = [_move_file_locked(tree, inode, paths.rebase(inode.path, old, new), None) for inode in inodes]
         left = [file.entry or unknown_file(file.path) for file in moved if file is not None]
         entry = listed_folder(old, source, above)
         had_file = [
-            _move_folder(tree, path, paths.rebase(path, old, new), node, tombstone)
+            _move_folder_locked(tree, path, paths.rebase(path, old, new), node, tombstone)
             for (path, node), tombstone in zip(folders, hidden, strict=True)
         ]
         if had_file[0]:  # a name has one tombstone at most: delete file by file
@@ -169,7 +170,7 @@ def _subtree(tree: Tree, top: str, node: Node) -> tuple[list[tuple[str, Node]], 
     return folders, files
 
 
-def _move_folder(tree: Tree, old: str, new: str, node: Node, hides: Tombstone | None) -> bool:
+def _move_folder_locked(tree: Tree, old: str, new: str, node: Node, hides: Tombstone | None) -> bool:
     """Make the folder under its new name, here only. True if its old name has a removed file's tombstone again.
 
     The caller holds the lock and is in a transaction.

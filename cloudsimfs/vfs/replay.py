@@ -81,7 +81,7 @@ def _replay_file(tree: Tree, row: FileRow) -> Inode:
     inode.stored_at = tree.monotonic()
     tree.dependents.add(inode.content)
     if row.state == "closed":
-        tree.writeback.enqueue(inode)
+        tree.writeback.enqueue_locked(inode)
     else:
         tree.writeback.may_be_unlisted()  # the mount may have died before it had the service renew its listings
     return inode
@@ -102,7 +102,7 @@ def _replay_inode(tree: Tree, row: FileRow | DraftRow) -> Inode:
     attr = replace(tree.attributes.get(row.path) or LocalAttr(), ino=row.ino)
     inode = Inode(row.path, is_dir=False, entry=row.base, attr=attr)
     inode.generation = row.generation
-    inode.rebase(row.base, uploaded=row.uploaded, at=tree.born_at)
+    inode.rebase_locked(row.base, uploaded=row.uploaded, at=tree.born_at)
     inode.local_only = is_local_name(paths.name(row.path)) and row.base is None  # a stored file is uploaded as before
     tree.attributes.put(row.path, attr)
     tree.overlay.put(row.path, inode)

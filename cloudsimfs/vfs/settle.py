@@ -72,8 +72,8 @@ class Settlement:
         """Upload again: the service has lost bytes that it acknowledged. The caller holds Tree.lock."""
         log.warning("/%s: the service lists %d bytes of %d; it is uploaded again", inode.path, entry.size, inode.size)
         with inode.lock:
-            inode.transition("damaged")
-            self._writeback.enqueue(inode)
+            inode.transition_locked("damaged")
+            self._writeback.enqueue_locked(inode)
 
     def _confirm(self, inode: Inode, entry: Entry | None) -> None:
         """The service lists what we stored, or what others stored after us; None: they removed it.
@@ -88,8 +88,8 @@ class Settlement:
         else:
             inode.unlinked = True
             drop_content(self._journal, inode)
-        inode.transition("confirmed")
-        inode.rebase(entry, uploaded=False, at=self._clock.monotonic())
+        inode.transition_locked("confirmed")
+        inode.rebase_locked(entry, uploaded=False, at=self._clock.monotonic())
         inode.closed_size = None
 
 

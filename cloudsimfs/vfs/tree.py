@@ -172,8 +172,8 @@ class Tree:
         if node.is_dir:
             raise IsDirectory(f"/{path}")
         with self.lock:
-            inode = self.inode_of(path, node)
-            self.pin(inode, replaced=truncate)  # this may fail, so it comes before the inode counts as open
+            inode = self.inode_of_locked(path, node)
+            self.pin_locked(inode, replaced=truncate)  # this may fail, so it comes before the inode counts as open
             inode.opens += 1
             inode.writers += write
         return inode
@@ -194,7 +194,7 @@ class Tree:
                     node.entry = sized
         return True
 
-    def inode_of(self, path: str, node: Node | None) -> Inode:
+    def inode_of_locked(self, path: str, node: Node | None) -> Inode:
         """The one inode of a path, made if there is none. The caller holds the lock. Raises NotFound."""
         item = self.overlay.get(path)
         if isinstance(item, Inode):
@@ -209,14 +209,14 @@ class Tree:
         self.overlay.put(path, inode)
         return inode
 
-    def pin(self, inode: Inode, *, replaced: bool = False) -> None:
+    def pin_locked(self, inode: Inode, *, replaced: bool = False) -> None:
         """Acquire the content: its backing file stays open. The caller holds the lock. Raises as `content_of`."""
         with inode.lock:
             if not inode.pinned:
-                self.content_of(inode, replaced=replaced).acquire()
+                self.content_of_locked(inode, replaced=replaced).acquire()
                 inode.pinned = True
 
-    def content_of(self, inode: Inode, *, replaced: bool = False) -> Content:
+    def content_of_locked(self, inode: Inode, *, replaced: bool = False) -> Content:
         """The inode's content. Its size must be known (`fetch_size`), unless all of it is about to be `replaced`.
 
         The caller holds the inode's lock. Raises TryAgain if the size is not known.

@@ -73,26 +73,26 @@ class Writeback:
 
     # -- files -------------------------------------------------------------------------------------------
 
-    def changed(self, inode: Inode) -> None:
+    def changed_locked(self, inode: Inode) -> None:
         """Call off the upload: the inode left its closed state, or goes on in a copy. The caller holds its lock."""
         self.cancel(inode)
-        self.save_draft(inode)
+        self.save_draft_locked(inode)
 
-    def save_draft(self, inode: Inode) -> None:
+    def save_draft_locked(self, inode: Inode) -> None:
         """Journal where the bytes being written are kept. The caller holds the inode's lock."""
         if inode.unlinked:
             return
-        self._journal.save_draft(draft_row(inode, inode.since_ns), closed=inode.has_closed)
+        self._journal.save_draft(draft_row(inode, inode.since_ns), closed=inode.has_closed_locked)
 
-    def moved(self, inode: Inode) -> None:
+    def moved_locked(self, inode: Inode) -> None:
         """Journal the new name of an inode that is open and changed. The caller holds the inode's lock."""
         with self._journal.transaction():
-            if inode.has_closed:
+            if inode.has_closed_locked:
                 self._journal.move_file(inode.ino, inode.path, inode.entry, uploaded=inode.uploaded)
             if not inode.committed:
-                self.save_draft(inode)
+                self.save_draft_locked(inode)
 
-    def commit(self, inode: Inode, by: int = NOBODY) -> None:
+    def commit_locked(self, inode: Inode, by: int = NOBODY) -> None:
         """Make the present bytes a closed state (step 2 of the crash order). The caller holds the inode's lock.
 
         `by` is the handle that was closed (ANYBODY: fsync(2)). It may write on without a copy of the closed state
@@ -132,8 +132,8 @@ class Writeback:
                 with self.queue.lock:
                     self._refused[inode] = reason
                 return
-            inode.transition("close")
-            self.enqueue(inode)
+            inode.transition_locked("close")
+            self.enqueue_locked(inode)
 
     def store(self, inode: Inode, interrupted: Interrupted) -> None:
         """Upload the inode's bytes as they are now, and wait until they are stored. For fsync(2); it may be open.
@@ -145,10 +145,10 @@ class Writeback:
             with inode.lock:
                 if inode.is_stored or inode.unlinked or inode.local_only:
                     return
-                self.commit(inode, by=ANYBODY)
+                self.commit_locked(inode, by=ANYBODY)
                 if inode.state is WriteState.DIRTY:
-                    inode.transition("close")
-                    self.enqueue(inode)
+                    inode.transition_locked("close")
+                    self.enqueue_locked(inode)
                 with self.queue.lock:
                     job = self._uploads.get(inode)
             if job is not None:
@@ -177,7 +177,7 @@ class Writeback:
             except TryAgain as error:
                 raise job.failure or error from None
 
-    def enqueue(self, inode: Inode) -> None:
+    def enqueue_locked(self, inode: Inode) -> None:
         """Queue the upload of the inode's closed state, after the delay. The caller holds the inode's lock."""
         with self.queue.lock:
             self.cancel(inode)
@@ -215,7 +215,7 @@ class Writeback:
                 if refused is not None:
                     self._refused[inode] = refused
                 if queued:
-                    self.enqueue(inode)
+                    self.enqueue_locked(inode)
 
         return put_back
 

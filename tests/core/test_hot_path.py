@@ -51,7 +51,7 @@ def test_a_close_commits_once_in_flush_and_once_in_release(
     """The second one has nothing to do, unless the kernel has written a mapped page since."""
     commits: list[Inode] = []
     rows: list[FileRow] = []
-    commit, save_file = Writeback.commit, Journal.save_file
+    commit, save_file = Writeback.commit_locked, Journal.save_file
 
     def counted(self: Writeback, inode: Inode, by: int = NOBODY) -> None:
         commits.append(inode)
@@ -61,7 +61,7 @@ def test_a_close_commits_once_in_flush_and_once_in_release(
         rows.append(row)
         save_file(self, row)
 
-    monkeypatch.setattr(Writeback, "commit", counted)
+    monkeypatch.setattr(Writeback, "commit_locked", counted)
     monkeypatch.setattr(Journal, "save_file", recorded)
     handles = world.files.handles
     fh = handles.create("new", 0o644, os.O_WRONLY)

@@ -33,7 +33,7 @@ def always(*_: Any, **__: Any) -> bool:
 # The step's name, the function that makes it, and which of its calls count; by the numbers of journal.py.
 POINTS: dict[str, tuple[type, str, Callable[..., bool]]] = {
     "1-written": (Content, "write", always),
-    "2-committed": (Writeback, "commit", lambda _, inode, **__: inode.committed),
+    "2-committed": (Writeback, "commit_locked", lambda _, inode, **__: inode.committed),
     "3-closed": (Operations, "release", always),
     "4-synced": (Fsyncer, "sync", always),
     "5-uploaded": (Client, "upload", always),

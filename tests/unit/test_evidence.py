@@ -11,7 +11,7 @@ from cloudsimfs.vfs.evidence import (
     LATE_UPLOADS,
     inode_is_damaged,
     inode_is_settled,
-    is_foreign,
+    is_foreign_locked,
     tombstone_is_settled,
 )
 
@@ -107,4 +107,4 @@ def test_what_others_have_stored(
 ) -> None:
     inode = Inode("d/f", is_dir=False, entry=base, attr=LocalAttr(ino=9))
     inode.uploaded, inode.in_doubt, inode.stored_ns, inode.stored_size = uploaded, in_doubt, 20 * 10**9, 3
-    assert is_foreign(inode, listed) is foreign
+    assert is_foreign_locked(inode, listed) is foreign
