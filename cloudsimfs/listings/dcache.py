@@ -21,9 +21,8 @@ from functools import partial
 from cloudsimfs import paths
 from cloudsimfs.clock import Clock
 from cloudsimfs.concurrency.singleflight import Flight, SingleFlight
-from cloudsimfs.concurrency.waiting import Interrupted, never
+from cloudsimfs.concurrency.waiting import Interrupted, never, wait_for
 from cloudsimfs.errors import (
-    Cancelled,
     KeyRefused,
     NoSuchEntry,
     NotDirectory,
@@ -185,12 +184,13 @@ class DCache:
 
         Raises Cancelled if the reader is interrupted.
         """
-        while not wait([flight], timeout=INTERRUPT_POLL).done:
-            if self._interrupted():
-                raise Cancelled("interrupted while waiting for a listing")
-            if self._clock.monotonic() > flight.begun_at + ANSWER_BOUND:
-                return False
-        return True
+        return wait_for(
+            lambda seconds: bool(wait([flight], timeout=seconds).done),
+            self._interrupted,
+            "interrupted while waiting for a listing",
+            is_late=lambda: self._clock.monotonic() > flight.begun_at + ANSWER_BOUND,
+            poll=INTERRUPT_POLL,
+        )
 
     def _join(self, path: str, known: Listing | None) -> tuple[ListingFlight, bool] | None:
         """As `SingleFlight.join`: None if `known` is not the last listing any more."""

@@ -18,9 +18,8 @@ from collections.abc import Callable, Mapping
 
 from cloudsimfs import paths
 from cloudsimfs.clock import Clock
-from cloudsimfs.concurrency.waiting import Interrupted, never
+from cloudsimfs.concurrency.waiting import Interrupted, never, wait_for
 from cloudsimfs.errors import (
-    Cancelled,
     CloudsimfsError,
     NoSpace,
     NotFinished,
@@ -46,7 +45,6 @@ log = logging.getLogger(__name__)
 WORKERS = 16  # uploads and deletes at the same time; small files are two round trips each
 LARGE = 64 << 20  # bytes; a new file this large is uploaded after a quarter of the delay
 RELEASE_BOUND = 2.0  # seconds the kernel may take from close(2) to release
-FSYNC_LOOK = 0.25  # seconds between two checks whether a caller of fsync(2) was interrupted
 FSYNC_STALL = 60.0  # seconds fsync(2) waits while nothing is sent
 
 
@@ -163,19 +161,25 @@ class Writeback:
     def _wait_for(self, job: Job, interrupted: Interrupted) -> None:
         """Wait until the job has ended. Raises as `store`."""
         sent, since = job.sent, self._clock.monotonic()
-        while True:
+
+        def has_ended(seconds: float) -> bool:
             try:
-                self.queue.drain(lambda jobs: [job] if job in jobs else [], timeout=FSYNC_LOOK)
-                return
+                self.queue.drain(lambda jobs: [job] if job in jobs else [], timeout=seconds)
             except NotFinished:
-                if interrupted():
-                    raise Cancelled(f"/{job.path}: fsync was interrupted; its upload goes on") from None
-                if job.sent != sent:
-                    sent, since = job.sent, self._clock.monotonic()
-                elif self._clock.monotonic() - since > FSYNC_STALL:
-                    raise TimedOut(f"/{job.path}: nothing was sent for {FSYNC_STALL:.0f} s") from None
+                return False
             except TryAgain as error:
                 raise job.failure or error from None
+            return True
+
+        def is_stalled() -> bool:
+            nonlocal sent, since
+            if job.sent != sent:
+                sent, since = job.sent, self._clock.monotonic()
+            return self._clock.monotonic() - since > FSYNC_STALL
+
+        message = f"/{job.path}: fsync was interrupted; its upload goes on"
+        if not wait_for(has_ended, interrupted, message, is_late=is_stalled):
+            raise TimedOut(f"/{job.path}: nothing was sent for {FSYNC_STALL:.0f} s")
 
     def enqueue_locked(self, inode: Inode) -> None:
         """Queue the upload of the inode's closed state, after the delay. The caller holds the inode's lock."""
