@@ -18,7 +18,7 @@ def count(number: int, noun: str) -> str:
 
 
 def agree(number: int, one: str, many: str) -> str:
-    """The verb that goes with so many: `1 file waits`, `2 files wait`."""
+    """The form of a verb that agrees with a count: `1 file waits`, `2 files wait`."""
     return one if number == 1 else many
 
 

@@ -116,7 +116,7 @@ def _mount(path: Path | None, *, elsewhere: bool) -> Path | None:
 
 
 def _listed(top: Path) -> list[Draft]:
-    return [Draft(**found) for found in json.loads((top / STATE / "recover.json").read_text())]
+    return [Draft(**draft) for draft in json.loads((top / STATE / "recover.json").read_text())]
 
 
 def _places(settings: config.Settings, *, of_service: bool) -> list[Path]:

@@ -12,7 +12,7 @@ _MOST_DOUBLINGS = 30  # days of failures must not end in an overflow
 
 
 def ceiling(failures: int, *, first: float, longest: float = math.inf) -> float:
-    """The longest pause after so many failures in a row (from 1), in seconds: `first`, doubled, up to `longest`."""
+    """The longest pause in seconds after `failures` in a row: `first`, doubled each time, up to `longest`."""
     return min(longest, first * 2.0 ** min(failures - 1, _MOST_DOUBLINGS))
 
 

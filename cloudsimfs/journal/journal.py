@@ -19,8 +19,8 @@ What is written after 2 must not touch the bytes of that row, which is all there
 The copy costs nothing where the disk can share blocks (btrfs, XFS), else about a second per GiB, once, and only for a
 file that is rewritten in place before its last state was stored and listed. An undo log of the overwritten ranges
 would be cheaper, but its bytes would have to be on the disk before every write to be right after a power loss.
-fsync(2) is no close: who writes on after it overwrites the synced bytes, as on any disk, and so does who writes on
-through a duplicate of a descriptor that was closed. What was written since the last close is a `draft`: the next
+fsync(2) is not a close: a later write overwrites the synced bytes, as on any disk, and so does a write through a
+duplicate of a descriptor that was closed. What was written since the last close is a `draft`: the next
 mount restores the closed state, if there is one, and `recover` deals with the draft.
 
 Threading: any thread may save and read; the lock, the last in the order, is the database's.
@@ -200,7 +200,7 @@ class Journal:
                 path=path,
                 entry=unpack(entry),
                 is_dir=bool(is_dir),
-                below=tuple(found for item in json.loads(below) if (found := unpack(item)) is not None),
+                below=tuple(file for item in json.loads(below) if (file := unpack(item)) is not None),
                 after=tuple(json.loads(after)),
                 done=bool(done),
             )

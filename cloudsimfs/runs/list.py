@@ -201,7 +201,7 @@ class RunList:
             return False
 
     def lists_logs(self, wanted: int) -> bool:
-        """Whether a list is the cheapest way to so many logs."""
+        """Whether a list is the cheapest way to `wanted` logs."""
         return self.is_v1 or (self._bulk and wanted > 1)
 
     def fetch(self, *, logs: bool = False, urgency: Urgency = Urgency.NORMAL) -> None:
