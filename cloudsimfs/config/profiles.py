@@ -103,25 +103,59 @@ def with_url(name: str, url: str) -> str:
 
     Raises ConfigError.
     """
-    import tomlkit  # only `login` needs it, and it takes longer to load than the rest of a short command
-
     file = config_file()
     wanted = _content()  # raises for a file that cannot be read
     wanted.setdefault("profiles", {}).setdefault(name, {})["url"] = url
+    text = file.read_bytes().decode() if file.exists() else ""
+    for edit in (_with_line, _with_value):
+        edited = edit(text, name, url)
+        if edited is not None and _means(edited, wanted):
+            return edited
+    line = f"url = {json.dumps(url)}"
+    raise ConfigError(f"{file}: the profile is not written as [profiles.{name}]; put {line} into it yourself")
+
+
+def _with_line(text: str, name: str, url: str) -> str | None:
+    """Add a line below the profile's heading, or both at the end; None if the profile has an address already.
+
+    A library would put the line behind the comments that follow, which are about the next table.
+    """
+    profile = tomllib.loads(text).get("profiles", {}).get(name, {})
+    if "url" in profile:
+        return None
+    end = "\r\n" if "\r\n" in text else "\n"
+    heading, line = f"[profiles.{name}]", f"url = {json.dumps(url)}"
+    lines = text.splitlines()
+    found = [number for number, each in enumerate(lines) if each.partition("#")[0].replace(" ", "") == heading]
+    if found:
+        lines.insert(found[0] + 1, line)
+    else:
+        lines += ["", heading, line] if lines else [heading, line]
+    return end.join(lines) + end
+
+
+def _with_value(text: str, name: str, url: str) -> str | None:
+    """Set the address in a table that may be written in any way; None if TOML has no way to add it there."""
+    import tomlkit  # only `login` needs it, and it takes longer to load than the rest of a short command
+
     try:
-        document = tomlkit.parse(file.read_text(encoding="utf-8") if file.exists() else "")
+        document = tomlkit.parse(text)
         if "profiles" not in document:
             document["profiles"] = tomlkit.table(is_super_table=True)  # without a heading of its own
         if name not in document["profiles"]:
             document["profiles"][name] = tomlkit.table()
         document["profiles"][name]["url"] = url
-        text = tomlkit.dumps(document)
-        if tomllib.loads(text) == wanted:
-            return text
+        return tomlkit.dumps(document)
     except (tomlkit.exceptions.TOMLKitError, ValueError, TypeError):
-        pass  # TOML has more ways to write a table than can be added to
-    line = f"url = {json.dumps(url)}"
-    raise ConfigError(f"{file}: the profile is not written as [profiles.{name}]; put {line} into it yourself")
+        return None
+
+
+def _means(text: str, wanted: dict[str, Any]) -> bool:
+    """Whether a text is valid TOML for just this: there are more ways to write a table than can be foreseen."""
+    try:
+        return tomllib.loads(text) == wanted
+    except tomllib.TOMLDecodeError:
+        return False
 
 
 def write(text: str) -> None:

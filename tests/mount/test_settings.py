@@ -262,6 +262,26 @@ def test_login_takes_a_file_written_in_another_way(write_config: WriteConfig, te
     assert {name: setting.text for name, setting in given.items()} == {"ttl": "5", "url": "https://a.example"}
 
 
+def test_login_adds_a_profile_beside_dotted_ones(write_config: WriteConfig) -> None:
+    text = 'profiles.work.ttl = 5\nprofiles.work.api = "v1"\n'
+    write_config(text)
+    assert profiles.with_url("c", "https://new") == f'{text}\n[profiles.c]\nurl = "https://new"\n'
+
+
+def test_login_leaves_a_comment_with_the_table_that_it_is_about(write_config: WriteConfig) -> None:
+    write_config("[profiles.work]  # the lab\nttl = 5\n\n# about other\n[profiles.other]\nttl = 6\n")
+    assert profiles.with_url("work", "https://new") == (
+        '[profiles.work]  # the lab\nurl = "https://new"\nttl = 5\n\n# about other\n[profiles.other]\nttl = 6\n'
+    )
+
+
+def test_login_keeps_the_line_ends_of_the_file(write_config: WriteConfig) -> None:
+    file = write_config("")
+    file.write_bytes(b"[profiles.work]\r\nttl = 5\r\n")
+    profiles.write(profiles.with_url("work", "https://new"))
+    assert file.read_bytes() == b'[profiles.work]\r\nurl = "https://new"\r\nttl = 5\r\n'
+
+
 def test_login_does_not_break_a_file_that_takes_no_table(write_config: WriteConfig) -> None:
     text = "profiles = { b = { ttl = 5 } }\n"
     file = write_config(text)
