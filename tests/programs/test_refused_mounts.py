@@ -35,7 +35,7 @@ set +e
 """
 """Makes /dev/fuse, fuse.conf and the mount point as a test wants them. `at_boot` mounts as root does from fstab."""
 
-UMOUNT = "as_user_cloudsimfs umount drive 2>/dev/null; echo unmounted $?"
+UMOUNT = "as_user_cloudsimfs umount drive >/dev/null 2>&1; echo unmounted $?"
 
 Refused = Callable[..., list[str]]
 
