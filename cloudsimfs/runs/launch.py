@@ -34,6 +34,7 @@ from cloudsimfs.runs.list import RunList
 from cloudsimfs.runs.options import LaunchOptions, check_value
 from cloudsimfs.runs.store import RunStore
 from cloudsimfs.service import Client, LaunchRequest, Simulation, Urgency
+from cloudsimfs.text import agree, listed
 
 log = logging.getLogger(__name__)
 
@@ -248,7 +249,7 @@ def parse_command(command: str) -> dict[str, str]:
         raise Invalid("a word is given twice")
     missing = [key for key in REQUIRED if not words.get(key)]
     if missing:
-        raise Invalid(f"{' and '.join(missing)} missing; write: {EXAMPLE}")
+        raise Invalid(f"{listed(missing)} {agree(len(missing), 'is', 'are')} missing; write: {EXAMPLE}")
     return words
 
 
