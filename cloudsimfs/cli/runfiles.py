@@ -26,10 +26,10 @@ from cloudsimfs.service import Client
 from cloudsimfs.text import agree, count
 from cloudsimfs.vfs import accountdir
 
-BLOCK = 1 << 20  # bytes read at a time
+LOG_BLOCK = 1 << 20  # bytes read at a time
 CHOOSE = "name one with --mount, or a service with --url"
 Reader = Callable[[int], bytes]
-"""Reads from an offset, at most BLOCK bytes."""
+"""Reads from an offset, at most LOG_BLOCK bytes."""
 
 
 class RunFiles(Protocol):
@@ -98,14 +98,14 @@ class InMount:
     def ask(self, name: str, text: str) -> str:
         with self._explaining_failures(), open(self._place / name, "r+b", buffering=0) as file:
             _send(file.fileno(), text)
-            return os.pread(file.fileno(), BLOCK, 0).decode("utf-8", "replace")
+            return os.pread(file.fileno(), LOG_BLOCK, 0).decode("utf-8", "replace")
 
     @contextmanager
     def follow(self, name: str) -> Iterator[Reader]:
         with self._explaining_failures():
             fd = os.open(self._place / name, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            yield lambda offset: os.pread(fd, BLOCK, offset)
+            yield lambda offset: os.pread(fd, LOG_BLOCK, offset)
         finally:
             os.close(fd)
 
@@ -167,7 +167,7 @@ class InProcess:
         file.read()
         self._simulations.follow(file.live)
         try:
-            yield lambda offset: cached()[offset : offset + BLOCK]
+            yield lambda offset: cached()[offset : offset + LOG_BLOCK]
         finally:
             self._simulations.unfollow(file.live)
 

@@ -23,7 +23,7 @@ from cloudsimfs.datacache.rangelog import RangeLog
 from cloudsimfs.datacache.sparsefile import SparseFile
 from cloudsimfs.datacache.state import ContentState
 from cloudsimfs.errors import BadHandle, Cancelled, CloudsimfsError, NoSpace, ServiceError, Stale, VersionChanged
-from cloudsimfs.host.disk import SLICE
+from cloudsimfs.host.disk import WRITE_SLICE
 from cloudsimfs.prefetch.fetcher import CacheSpace, Fetcher, Waiter
 from cloudsimfs.prefetch.ranges import RangeSet
 from cloudsimfs.prefetch.readahead import MAX_AHEAD, MAX_PIECE, Window
@@ -180,7 +180,7 @@ class Content:
             try:
                 with self._space.reserve(len(data)):
                     while done < len(data):  # a nearly full disk may take a part only
-                        done += self._file.write_locked(view[done : done + SLICE], offset + done)
+                        done += self._file.write_locked(view[done : done + WRITE_SLICE], offset + done)
             except CloudsimfsError:
                 self.lacking.add(offset + done, offset + len(data))
                 if not done:

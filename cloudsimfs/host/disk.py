@@ -14,11 +14,11 @@ from pathlib import Path
 from cloudsimfs.errors import CloudsimfsError, NoSpace
 from cloudsimfs.host.files import open_private
 
-SLICE = 64 << 10  # bytes written at once: for more the kernel looks for large pages, which can be dear
+WRITE_SLICE = 64 << 10  # bytes written at once: for more the kernel looks for large pages, which can be dear
 PAGE = 4096  # bytes; what a hole in a file consists of
 PUNCH_HOLE = 3  # fallocate(2): FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
-STEP = 64 << 20  # bytes copied by one system call
-BLOCK = 1 << 20  # bytes read and written at a time where the kernel cannot copy
+COPY_STEP = 64 << 20  # bytes copied by one system call
+COPY_BLOCK = 1 << 20  # bytes read and written at a time where the kernel cannot copy
 
 
 def copy_file(source: Path, target: Path, size: int) -> None:
@@ -58,13 +58,13 @@ def _copy_range(fd: int, out: int, start: int, end: int) -> None:
     # the kernel shares blocks, or copies without this process
     while start < end:
         try:
-            done = os.copy_file_range(fd, out, min(STEP, end - start), start, start)
+            done = os.copy_file_range(fd, out, min(COPY_STEP, end - start), start, start)
         except OSError as error:
             if error.errno not in (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
                 raise
             done = 0
         if not done:  # not between these two filesystems
-            block = os.pread(fd, min(BLOCK, end - start), start)
+            block = os.pread(fd, min(COPY_BLOCK, end - start), start)
             if not block:
                 raise OSError(errno.EIO, "the file is shorter than it was")
             done = os.pwrite(out, block, start)
@@ -74,7 +74,7 @@ def _copy_range(fd: int, out: int, start: int, end: int) -> None:
 def write_all(fd: int, data: memoryview, offset: int) -> None:
     done = 0
     while done < len(data):  # a nearly full disk may take a part of a slice only
-        done += os.pwrite(fd, data[done : done + SLICE], offset + done)
+        done += os.pwrite(fd, data[done : done + WRITE_SLICE], offset + done)
 
 
 def punch(fd: int, start: int, end: int) -> None:

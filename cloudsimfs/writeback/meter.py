@@ -8,7 +8,7 @@ from collections import deque
 from cloudsimfs.clock import Clock
 
 SPAN = 10.0  # seconds over which the rate is averaged
-STEP = 0.2  # seconds that are counted as one sample
+SAMPLE_SECONDS = 0.2  # seconds that are counted as one sample
 
 
 class Meter:
@@ -22,7 +22,7 @@ class Meter:
         now = self._clock.monotonic()
         with self._lock:
             self._total += count
-            if self._steps and now - self._steps[-1][0] < STEP:
+            if self._steps and now - self._steps[-1][0] < SAMPLE_SECONDS:
                 when, before = self._steps[-1]
                 self._steps[-1] = (when, before + count)
             else:
@@ -41,7 +41,7 @@ class Meter:
             self._forget_locked(now)
             if not self._steps:
                 return 0.0
-            return sum(count for _, count in self._steps) / max(STEP, now - self._steps[0][0])
+            return sum(count for _, count in self._steps) / max(SAMPLE_SECONDS, now - self._steps[0][0])
 
     def _forget_locked(self, now: float) -> None:
         while self._steps and now - self._steps[0][0] > SPAN:
