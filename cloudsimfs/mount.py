@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cloudsimfs import __version__
 from cloudsimfs.clock import Clock, SystemClock
-from cloudsimfs.config import KERNEL_SHARE, Config
+from cloudsimfs.config import KERNEL_SHARE, Config, launches_dir
 from cloudsimfs.control.files import ControlFiles
 from cloudsimfs.control.mounted import MountedCaches, MountedStorage
 from cloudsimfs.control.simulations import Simulations
@@ -92,6 +92,7 @@ class Mount:
             storage,
             caches,
             directory=config.cache_dir,
+            launches=launches_dir(config.cache_dir),
             ttl=config.run_ttl,
             bulk=config.api != "v2",
             clock=clock,

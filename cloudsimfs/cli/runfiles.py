@@ -67,6 +67,7 @@ def reach(top: Path | None, settings: config.Settings, *, direct: bool) -> Itera
             RemoteStorage(client, journal),
             NoCaches(),
             directory=account.directory,
+            launches=config.launches_dir(account.directory),
             ttl=settings["run-ttl"],
             bulk=account.api != "v2",
             clock=SystemClock(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import shutil
@@ -19,7 +20,7 @@ from cloudsimfs.cli.group import FAILED, main
 from cloudsimfs.cli.options import account_options, settings_of
 from cloudsimfs.cli.runfiles import RunFiles, reach
 from cloudsimfs.cli.table import echo_table
-from cloudsimfs.errors import NotFound
+from cloudsimfs.errors import CloudsimfsError, NotFound
 from cloudsimfs.runs.options import NAMES
 
 EVERY = 0.5  # seconds between reads of what is followed; they cost no call
@@ -117,23 +118,38 @@ def options(files: RunFiles, name: str | None, as_json: bool) -> None:
 @click.option("--mesh", help="A folder with the mesh (API v2).")
 @click.option("--key", help="Any word; a launch with the same key is never made twice.")
 @click.option("--force", is_flag=True, help="Launch although an earlier launch of the same got no answer.")
+@click.option("--yes", is_flag=True, help="Do not ask whether a run of another machine is this key's.")
 @click.option("--dry-run", is_flag=True, help="Check everything, but start nothing.")
 @_json_option
 @_run_command
-def launch(files: RunFiles, folder: str, force: bool, dry_run: bool, as_json: bool, **words: str | None) -> None:
+def launch(files: RunFiles, folder: str, as_json: bool, **words: str | bool | None) -> None:
     """Start a run in FOLDER once all its files are uploaded, and print its id."""
-    asked = {name: value for name, value in words.items() if value is not None}
+    asked = {name.replace("_", "-"): "1" if value is True else value for name, value in words.items() if value}
     asked["folder"] = files.storage_path(folder)
     if "mesh" in asked:
-        asked["mesh"] = files.storage_path(asked["mesh"])
-    asked |= {"force": "1"} if force else {}
-    asked |= {"dry-run": "1"} if dry_run else {}
-    answer = files.ask("launch", json.dumps(asked)).split()[0].removeprefix("id=")
+        asked["mesh"] = files.storage_path(str(asked["mesh"]))
+    answer = _ask_to_launch(files, asked).split()[0].removeprefix("id=")
     run_id = int(answer) if answer.isdigit() else None
     if as_json:
         click.echo(json.dumps({"id": run_id}))
     else:
-        click.echo("the launch is valid; nothing was started" if dry_run and run_id is None else run_id)
+        click.echo("the launch is valid; nothing was started" if words["dry_run"] and run_id is None else run_id)
+
+
+def _ask_to_launch(files: RunFiles, asked: dict[str, Any]) -> str:
+    """The answer to a launch. Whether one that may be a repetition is meant is asked on a terminal."""
+    try:
+        return files.ask("launch", json.dumps(asked))
+    except CloudsimfsError as error:
+        if not (_exists(error) and sys.stdin.isatty()):
+            raise
+        click.confirm(f"{error}. Launch another run now?", abort=True, err=True)
+    return files.ask("launch", json.dumps(asked | {"yes": "1"}))
+
+
+def _exists(error: CloudsimfsError) -> bool:
+    cause = error.__cause__
+    return error.errno == errno.EEXIST or (isinstance(cause, OSError) and cause.errno == errno.EEXIST)
 
 
 @main.command()

@@ -11,6 +11,7 @@ from cloudsimfs.config.accounts import (
     account_dir,
     account_dirs,
     cache_base,
+    launches_dir,
     other_accounts,
     state_dir,
 )
@@ -30,6 +31,7 @@ __all__ = [
     "account_dirs",
     "cache_base",
     "cache_limit",
+    "launches_dir",
     "mount_config",
     "other_accounts",
     "resolve",

@@ -105,7 +105,12 @@ def state_dir(settings: Settings, owner: Account) -> Path:
     """Where one account's logs live: in a cache directory of the user's choice, else below `$XDG_STATE_HOME`."""
     if settings["cache-dir"] is not None:
         return owner.directory
-    return xdg_directory("XDG_STATE_HOME", "~/.local/state") / owner.directory.name
+    return launches_dir(owner.directory)
+
+
+def launches_dir(directory: Path) -> Path:
+    """Where the launches of the account with this cache directory are recorded, wherever that directory is."""
+    return xdg_directory("XDG_STATE_HOME", "~/.local/state") / directory.name
 
 
 def cache_base(base: Path | None) -> Path:

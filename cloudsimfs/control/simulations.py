@@ -47,7 +47,8 @@ Words of a launch, also as a JSON object:
   folder=PATH   the folder to run in: as it is called in the storage, or its path in the mount
   nopre=0|1     0 asks for a SPOT instance, 1 for a REGULAR one, if the account may choose
   mesh=PATH     a folder with the mesh (API v2)
-  key=TOKEN     any word; the same key never launches twice, however often it is written
+  key=TOKEN     any word; the same key never launches twice from this machine, however often it is written
+  yes=1         launch although a run with the same words may be this key's, launched by another machine
   dry-run=1     check everything, start nothing
   force=1       forget an earlier launch that got no answer
 

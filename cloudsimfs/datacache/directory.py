@@ -4,7 +4,6 @@
     data/<name>.<version>   its log (`rangelog`) while the bytes are the service's; the next mount finds it by name
     data/<name>.local       its log while it holds local truth and a journal row names it
     lock                    held by the one mount that may use the directory
-    launch.lock             held during a launch, by a mount or by a command without one
 
 The directory is 0700, its files 0600. Threading: none of its own.
 """
@@ -24,7 +23,6 @@ from cloudsimfs.host.files import is_locked, lock_file, make_private
 from cloudsimfs.prefetch.ranges import RangeSet
 
 LOCAL = "local"
-LAUNCH_LOCK = "launch.lock"
 
 
 def make_directory(directory: Path) -> None:

@@ -29,9 +29,8 @@ Threading: any thread may save and read; the lock, the last in the order, is the
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import astuple
 from pathlib import Path
 
 from cloudsimfs.datacache.state import ContentState
@@ -207,25 +206,9 @@ class Journal:
             for path, entry, is_dir, below, after, done in rows
         ]
 
-    # -- launches -------------------------------------------------------------------------------------
-
-    def intend_launch(self, request: LaunchRequest, token: str | None, known: Iterable[int]) -> int:
-        """Record that a launch is about to be sent, so that it survives a power loss. Returns the row's id."""
-        text = json.dumps(astuple(request))
-        row = self._db.insert(
-            "INSERT INTO launch (request, token, known) VALUES (?,?,?)", text, token, json.dumps(list(known))
-        )
-        self.sync()
-        return row
-
-    def resolve_launch(self, row: int, run: int) -> None:
-        """The launch started this run. Its row is kept if it had a token, which must never launch again."""
-        with self.transaction():
-            self._db.run("UPDATE launch SET run = ? WHERE id = ?", run, row)
-            self._db.run("DELETE FROM launch WHERE id = ? AND token IS NULL", row)
+    # -- launches, as older versions kept them here: see `runs.book` ----------------------------------------
 
     def drop_launch(self, row: int) -> None:
-        """The launch started nothing."""
         self._db.run("DELETE FROM launch WHERE id = ?", row)
 
     def launches(self) -> list[LaunchRow]:
@@ -234,16 +217,6 @@ class Journal:
             LaunchRow(row, LaunchRequest(*json.loads(request)), token, frozenset(json.loads(known)), run)
             for row, request, token, known, run in rows
         ]
-
-    def save_launch(self, row: LaunchRow) -> None:
-        """Record a launch that another journal had."""
-        self._db.run(
-            "INSERT INTO launch (request, token, known, run) VALUES (?,?,?,?)",
-            json.dumps(astuple(row.request)),
-            row.token,
-            json.dumps(list(row.known)),
-            row.run,
-        )
 
     # -- handing everything to another key: see `adoption` ------------------------------------------------
 

@@ -52,13 +52,14 @@ class TombstoneRow:
 
 @dataclass(frozen=True, slots=True)
 class LaunchRow:
-    """One row of the table `launch`."""
+    """One launch: a row of the account's book (`runs.book`)."""
 
     id: int
     request: LaunchRequest
     token: str | None
     known: frozenset[int]
     run: int | None
+    refused: str | None = None
 
 
 def pack(entry: Entry | None) -> str | None:

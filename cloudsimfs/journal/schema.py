@@ -47,7 +47,7 @@ CREATE TABLE IF NOT EXISTS gone (          -- names removed here: a delete to be
   after      TEXT NOT NULL,                -- JSON list of inode numbers to be stored first (rename)
   done       INTEGER NOT NULL              -- 1: the service has acknowledged the delete
 );
-CREATE TABLE IF NOT EXISTS launch (        -- launches whose outcome is not known yet, and those made with a key
+CREATE TABLE IF NOT EXISTS launch (        -- of an older version; now the account's book has them (`runs.book`)
   id         INTEGER PRIMARY KEY,
   request    TEXT NOT NULL,                -- JSON [cpu, ram, script, folder, nopre, mesh]
   token      TEXT,                         -- the `key=` it was asked for with; NULL: none

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cloudsimfs.clock import Clock
-from cloudsimfs.datacache.directory import LAUNCH_LOCK
 from cloudsimfs.journal.journal import Journal
+from cloudsimfs.runs.book import LaunchBook, take_from_journal
 from cloudsimfs.runs.commands import RunCommands
 from cloudsimfs.runs.images import Images
 from cloudsimfs.runs.launch import Launcher, Storage
@@ -36,6 +36,7 @@ class AccountRuns:
     def close(self) -> None:
         self.poller.close()
         self.runs.close()
+        self.launcher.close()
 
 
 def runs_of_account(
@@ -45,11 +46,16 @@ def runs_of_account(
     watcher: Watcher,
     *,
     directory: Path,
+    launches: Path,
     ttl: float,
     bulk: bool,
     clock: Clock,
 ) -> AccountRuns:
-    """`directory` is the account's; `ttl` in seconds; `bulk`: v1's list may be asked for v2's logs."""
+    """`directory` is the account's cache, `launches` has its book; `ttl` in seconds; `bulk`: v1's list may be asked
+    for v2's logs.
+    """
+    book = LaunchBook(launches)
+    take_from_journal(journal, book)
     store = RunStore(directory / "runs")
     logs = LogCache(store)
     runs = RunList(client, store, logs, watcher, ttl=ttl, bulk=bulk, clock=clock)
@@ -60,7 +66,7 @@ def runs_of_account(
         images=Images(client, runs, store, ttl=ttl, clock=clock),
         options=options,
         commands=RunCommands(client, runs, watcher),
-        launcher=Launcher(client, runs, options, storage, journal, store, lock_file=directory / LAUNCH_LOCK),
+        launcher=Launcher(client, runs, options, storage, book, store),
         poller=Poller(runs, client.budget, ttl=ttl, clock=clock),
         budget=client.budget,
     )

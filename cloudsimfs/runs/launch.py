@@ -1,35 +1,38 @@
 """Launching: the words of the command, and that one command starts one run (docs/architecture.md, invariant 7).
 
 The order of the steps: 1 check the words; 2 wait until all files below the folder are stored; 3 list the runs; 4
-write the intent to the journal; 5 POST; 6 write the outcome to the journal. If it is killed before 4, nothing was
-sent. After 4 the same request is refused until the run is found in the list, or the user says that there is none.
+write the intent to the account's book (`book`); 5 POST; 6 write the outcome to the book. If it is killed before 4,
+nothing was sent. After 4 the same request is refused until the run is found in the list, or the user says that there
+is none. Nor is the service's refusal believed blindly: before the same is sent again, the list is looked at.
 
-Threading: one launch at a time, of all threads and processes of the account, by a lock on a file.
+Other machines have books of their own: only the list shows what they have launched.
+
+Threading: one launch at a time, of all threads and processes of the account, by a lock on a file of the book.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import os
 import re
 import shlex
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
 from cloudsimfs.errors import (
     Cancelled,
+    CloudsimfsError,
     Exists,
     Invalid,
     LaunchUnresolved,
     ServiceError,
     TryAgain,
 )
-from cloudsimfs.host.files import lock_file
-from cloudsimfs.journal.journal import Journal
+from cloudsimfs.journal.rows import LaunchRow
+from cloudsimfs.runs.book import LaunchBook
 from cloudsimfs.runs.list import RunList
 from cloudsimfs.runs.options import LaunchOptions, check_value
 from cloudsimfs.runs.store import RunStore
@@ -40,8 +43,9 @@ log = logging.getLogger(__name__)
 
 FORBIDDEN = re.compile(r"[\s,()'$~\"#*?]")  # not allowed in a run's folder (docs/service.md, "Limits")
 REQUIRED = ("cpu", "ram", "script", "folder")
-SWITCHES = ("force", "dry-run")
+SWITCHES = ("force", "yes", "dry-run")
 WORDS = (*REQUIRED, "nopre", "mesh", "key", *SWITCHES)
+RECENT = timedelta(days=1)  # an ended run that began longer ago is not taken for another machine's with this key
 EXAMPLE = "cpu=8 ram=highcore script=NAME folder=PATH"
 
 
@@ -60,16 +64,19 @@ class Storage(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LaunchCommand:
-    """A checked command. `key`: never launch twice for it; `force`: forget an unresolved launch."""
+    """A checked command. `key`: never launch twice for it; `force`: forget an unresolved launch; `yes`: launch even
+    if another machine may have launched for the same key.
+    """
 
     request: LaunchRequest
     key: str | None
     force: bool
+    yes: bool
     dry_run: bool
 
 
 class Launcher:
-    """`lock_file` is one for all processes that launch with this account."""
+    """Launches with one account."""
 
     def __init__(
         self,
@@ -77,27 +84,25 @@ class Launcher:
         runs: RunList,
         options: LaunchOptions,
         storage: Storage,
-        journal: Journal,
+        book: LaunchBook,
         store: RunStore,
-        *,
-        lock_file: Path,
     ) -> None:
         self._client = client
         self._runs = runs
         self._options = options
         self._storage = storage
-        self._journal = journal
+        self._book = book
         self._store = store
-        self._lock_file = lock_file
 
     def launch(self, command: str) -> int | None:
         """Start the run that the words ask for and return its id, once all files below its folder are stored.
 
         None if that was to be checked only. Raises Invalid, NotFound, TryAgain, Exists if an earlier launch of the
-        same request turns out to have started a run, or the ServiceError of the call.
+        same request turns out to have started a run (or a run of another machine may be this key's), or the
+        ServiceError of the call.
         """
         wanted = self._checked(parse_command(command))
-        with self._alone():
+        with self._book.alone():
             earlier = self._earlier(wanted)
             if earlier is not None or wanted.dry_run:
                 return earlier
@@ -105,9 +110,11 @@ class Launcher:
             self._storage.barrier(request.folder)
             if request.mesh is not None:
                 self._storage.barrier(request.mesh)
-            row = self._journal.intend_launch(request, wanted.key, self._runs.fresh())
-            run_id = self._post(request, row)
-            self._journal.resolve_launch(row, run_id)
+            self._runs.fetch_now()  # what others launched until now must not be taken for ours later
+            runs = self._runs.cached() or {}
+            if wanted.key is not None and not wanted.yes:
+                self._refuse_twin(wanted, runs)
+            run_id = self._post(self._book.intend(request, wanted.key, runs))
         log.info("launched run %d in /%s", run_id, request.folder)
         self._runs.invalidate()
         return run_id
@@ -121,37 +128,42 @@ class Launcher:
 
     def unresolved(self) -> str:
         """A line for each launch that got no answer and was not found in the list since."""
-        requests = [row.request for row in self._journal.launches() if row.run is None]
+        try:
+            rows = self._book.rows()
+        except CloudsimfsError as error:
+            return f"nothing can be launched: {error}\n"
+        requests = [row.request for row in rows if row.run is None and row.refused is None]
         return "".join(
             f"a launch got no answer (cpu={request.cpu} ram={request.ram} script={request.script} "
             f"folder={request.folder}): write the same again to find out whether it started a run\n"
             for request in requests
         )
 
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        fd = lock_file(self._lock_file, wait=True)
-        try:
-            yield
-        finally:
-            os.close(fd)
+    def close(self) -> None:
+        self._book.close()
 
     # -- once --------------------------------------------------------------------------------------------
 
-    def _post(self, request: LaunchRequest, row: int) -> int:
-        """Send the request, once. A certain failure is dropped from the journal; an uncertain one stays there."""
+    def _post(self, row: LaunchRow) -> int:
+        """Send the request, once, and write the outcome to the book. An uncertain failure leaves the intent there."""
         try:
-            return self._client.launch(request)
+            run_id = self._client.launch(row.request)
         except (LaunchUnresolved, Cancelled) as error:
-            known = next(launch.known for launch in self._journal.launches() if launch.id == row)
-            return self._look_for(request, known, str(error))
-        except ServiceError:
-            self._journal.drop_launch(row)
+            return self._resolved(row, self._look_for(row, str(error)))
+        except ServiceError as error:
+            self._book.refuse(row, str(error))
             raise
+        if run_id in row.known:
+            run_id = self._look_for(row, f"the service answered with the id of the older run {run_id}")
+        return self._resolved(row, run_id)
+
+    def _resolved(self, row: LaunchRow, run_id: int) -> int:
+        self._book.resolve(row, run_id)
+        return run_id
 
     def _earlier(self, wanted: LaunchCommand) -> int | None:
         """The run of the same key, if there is one. Raises if an earlier launch must be cleared up first."""
-        for row in self._journal.launches():
+        for row in self._book.rows():
             same_key = row.token is not None and row.token == wanted.key
             if row.run is not None:
                 if same_key:
@@ -159,34 +171,72 @@ class Launcher:
             elif row.request == wanted.request or same_key:
                 if wanted.force and not wanted.dry_run:
                     log.warning("a launch in /%s without answer is forgotten by request", row.request.folder)
-                    self._journal.drop_launch(row.id)
+                    self._book.drop(row)
                     continue
-                run_id = self._look_for(row.request, row.known, "an earlier launch of the same run got no answer")
-                if not wanted.dry_run:
-                    self._journal.resolve_launch(row.id, run_id)
+                run_id = self._outcome(row, wanted)
+                if run_id is None:
+                    continue
                 if same_key:
                     return _same(row.request, wanted, run_id)
                 raise Exists(f"the earlier launch did start run {run_id}; launch again if you want a second one")
         return None
 
-    def _look_for(self, wanted: LaunchRequest, known: frozenset[int], reason: str) -> int:
-        """The run that a launch without answer has started. Raises TryAgain as long as the list shows none."""
+    def _outcome(self, row: LaunchRow, wanted: LaunchCommand) -> int | None:
+        """The run that an earlier launch has started; None if it was refused, and the list shows that it was.
+
+        Raises TryAgain as long as neither is certain.
+        """
+        if row.refused is None:
+            run_id = self._look_for(row, "an earlier launch of the same run got no answer")
+        else:
+            reason = f"an earlier launch of the same run was answered with an error ({row.refused})"
+            found = self._new_runs(row, reason)
+            if not found:
+                if not wanted.dry_run:
+                    self._book.drop(row)
+                return None
+            run_id = _only(found, reason)
+        if not wanted.dry_run:
+            self._book.resolve(row, run_id)
+        return run_id
+
+    def _look_for(self, row: LaunchRow, reason: str) -> int:
+        """The run that a launch without answer has started. Raises TryAgain as long as the list does not tell."""
+        found = self._new_runs(row, reason)
+        if not found:
+            raise TryAgain(
+                f"{reason}, and no new run is to be seen. Look at .simulations/runs again in some minutes; if there "
+                "is still none, add force=1 to launch anew"
+            )
+        return _only(found, reason)
+
+    def _new_runs(self, row: LaunchRow, reason: str) -> list[int]:
+        """The runs with the words of a launch that were not there before it, and are not of another launch here.
+
+        Raises TryAgain if the list cannot be had.
+        """
         self._runs.invalidate()
         with suppress(ServiceError):  # v2 may show an old list until then; v1 does not offer the call
             self._client.delete_cache(urgency=Urgency.CONTROL)
         try:
-            runs = self._runs.fresh()
+            self._runs.fetch_now()
         except ServiceError as error:
             raise TryAgain(
                 f"{reason}, and the list of runs cannot be had ({error}): write the same again later"
             ) from error
+        others = {each.run for each in self._book.rows()}
+        runs = (self._runs.cached() or {}).values()
+        return [run.id for run in runs if run.id not in row.known | others and _is_run_of(run, row.request)]
+
+    def _refuse_twin(self, wanted: LaunchCommand, runs: Mapping[int, Simulation]) -> None:
+        """Raises Exists if another machine may have launched for this key: there is such a run, not launched here."""
+        ours = {row.run for row in self._book.rows()}
         for run in runs.values():
-            if run.id not in known and _is_run_of(run, wanted):
-                return run.id
-        raise TryAgain(
-            f"{reason}, and no new run is to be seen. Look at .simulations/runs again in some minutes; if there "
-            "is still none, add force=1 to launch anew"
-        )
+            if run.id not in ours and _is_run_of(run, wanted.request) and (run.active or _is_recent(run)):
+                raise Exists(
+                    f"run {run.id} has the same words, and it was not launched from this machine: it may be the run "
+                    f"of key={wanted.key}. To launch another one, add yes=1"
+                )
 
     # -- the words -----------------------------------------------------------------------------------------
 
@@ -208,7 +258,8 @@ class Launcher:
                 self._storage.check_folder(path)
         nopre = int(words["nopre"]) if "nopre" in words else None
         request = LaunchRequest(words["cpu"], words["ram"], words["script"], folder, nopre, mesh)
-        return LaunchCommand(request, words.get("key"), words.get("force") == "1", words.get("dry-run") == "1")
+        force, yes, dry_run = (words.get(name) == "1" for name in SWITCHES)
+        return LaunchCommand(request, words.get("key"), force, yes, dry_run)
 
     def _folder(self, word: str, text: str) -> str:
         path = self._storage.storage_path(text)
@@ -224,6 +275,27 @@ class Launcher:
 
 def _is_run_of(run: Simulation, wanted: LaunchRequest) -> bool:
     return (str(run.cpu), run.ram, run.script, run.folder) == (wanted.cpu, wanted.ram, wanted.script, wanted.folder)
+
+
+def _is_recent(run: Simulation) -> bool:
+    """Whether the run began within a day. Where its time cannot be read, it did not."""
+    try:
+        started = datetime.fromisoformat(run.started)
+    except ValueError:
+        return False
+    aware = started if started.tzinfo else started.replace(tzinfo=UTC)
+    return datetime.now(UTC) - aware < RECENT
+
+
+def _only(found: Collection[int], reason: str) -> int:
+    """The one run that was found. Raises TryAgain if there are several: no guess is made about money."""
+    if len(found) > 1:
+        raise TryAgain(
+            f"{reason}, and there are several new runs with these words ({listed([*map(str, sorted(found))])}): look "
+            "which of them are yours, and add force=1 to launch anew"
+        )
+    (run_id,) = found
+    return run_id
 
 
 def _same(request: LaunchRequest, wanted: LaunchCommand, run_id: int) -> int:

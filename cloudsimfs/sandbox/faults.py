@@ -21,6 +21,7 @@ KINDS = (
     "status",  # any status, with `body` and `retry_after` (seconds, or an HTTP date as text)
     "reset",  # RST before the request is processed
     "drop_reply",  # the request is processed, then RST instead of the answer
+    "lie",  # the request is processed, then `status` with `body` instead of the answer
     "hang",  # no answer for `seconds`, or until the fault is removed; then as usual
     "truncate",  # the full Content-Length, `amount` body bytes (default half), then close
     "corrupt",  # one bit of an upload changes on its way
@@ -33,7 +34,7 @@ KINDS = (
     "odd",  # an odd shape: a `variation` of `odd`, or a callable that gets the answer
     "latency",  # `seconds` before anything else
 )
-_STATUS = {"status": 500, "html": 200, "expired": 403, "redirect": 302}
+_STATUS = {"status": 500, "lie": 500, "html": 200, "expired": 403, "redirect": 302}
 
 
 @dataclass(slots=True, eq=False)

@@ -100,17 +100,22 @@ def _instead(faults: ActiveFaults) -> Reply | None:
     if fault := faults.get("errors200"):
         return json_reply(200, {"errors": [fault.body or "A technical problem has occurred, try again later."]})
     if fault := faults.get("status"):
-        headers = {} if fault.retry_after is None else {"Retry-After": f"{fault.retry_after}"}
-        return Reply(fault.status, (fault.body or "").encode(), headers=headers)
+        return _error(fault)
     return None
+
+
+def _error(fault: Fault) -> Reply:
+    headers = {} if fault.retry_after is None else {"Retry-After": f"{fault.retry_after}"}
+    return Reply(fault.status, (fault.body or "").encode(), headers=headers)
 
 
 async def send(
     request: web.BaseRequest, reply: Reply, faults: ActiveFaults, settings: Settings, call: Call
 ) -> web.StreamResponse:
     """Send a reply, changed by the faults. Raises Dropped."""
+    lie = faults.get("lie")
     try:
-        return await _send(request, reply, faults, settings, call)
+        return await _send(request, reply if lie is None else _error(lie), faults, settings, call)
     finally:
         if reply.stream is not None:
             reply.stream.close()

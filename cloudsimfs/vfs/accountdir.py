@@ -42,7 +42,7 @@ def provisional(directory: Path, *, log_file: Path | None = None) -> Iterator[No
     """Make an account's directory, and remove it again if the block fails: a mistyped key or address leaves no trace.
 
     What was there before stays. A directory that holds anything of the user's stays, too. The block holds a shared
-    lock on the directory, so that no launch is recorded in one that is being removed. `log_file` is removed with the
+    lock on the directory, so that nothing is kept in one that is being removed. `log_file` is removed with the
     directory if its own directory had to be made, too.
     """
     made = [directory, *directory.parents, *([] if log_file is None else [log_file.parent, *log_file.parent.parents])]

@@ -3,10 +3,12 @@
 A key does not tell which account it belongs to: the user says that both belong to one. The source is the directory of
 the first key, the target that of the other. The steps, in this order:
 
+    0  launches    the target's book of launches has the rows of the source's; having them twice does no harm
     1  recorded    a row of the source's journal names the handover and the target
     2  linked      each backing file has a name in the target's directory, too, and is fsynced
     3  adopted     the target's journal has the rows and the id of the handover: one transaction
-    4  emptied     the source's journal has no rows, not even that of step 1: one transaction
+    4  emptied     the source's book of launches has no rows; the source's journal has none, not even that of step 1:
+                   one transaction
     5  unlinked    the source's names of the backing files are gone
 
 If it is killed before step 3, nothing has happened: the target's next mount removes backing files without a row. If
@@ -30,7 +32,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cloudsimfs import paths
-from cloudsimfs.datacache.directory import LAUNCH_LOCK, LOCAL, lock_directory, log_of, size_of
+from cloudsimfs.config import launches_dir
+from cloudsimfs.datacache.directory import LOCAL, lock_directory, log_of, size_of
 from cloudsimfs.errors import MountError
 from cloudsimfs.host.disk import copy_file, disk_failure
 from cloudsimfs.host.files import fsync_path, make_private
@@ -38,6 +41,7 @@ from cloudsimfs.journal.journal import Journal
 from cloudsimfs.journal.readonly import has_adopted, read_closed, read_counts, read_drafts
 from cloudsimfs.journal.rows import DraftRow, FileRow, TombstoneRow
 from cloudsimfs.listings import store
+from cloudsimfs.runs.book import LaunchBook, take_from_journal
 from cloudsimfs.text import agree, count, listed
 from cloudsimfs.vfs import accountdir
 from cloudsimfs.vfs.localattrs import fresh_ino
@@ -74,7 +78,12 @@ def waiting(directory: Path) -> Waiting:
     if not journal.exists():
         return Waiting()
     files, drafts = [row.path for row in read_closed(journal)], [row.path for row in read_drafts(journal)]
-    return Waiting(_real(files), _real(drafts), *read_counts(journal))
+    deletes, unresolved, resolved = read_counts(journal)
+    with closing(LaunchBook(launches_dir(directory))) as book:
+        rows = [row for row in book.rows() if row.refused is None]
+    unresolved += sum(row.run is None for row in rows)
+    resolved += sum(row.run is not None and row.token is not None for row in rows)
+    return Waiting(_real(files), _real(drafts), deletes, unresolved, resolved)
 
 
 def _real(files: list[str]) -> int:
@@ -95,6 +104,8 @@ def settle(directory: Path, journal: Journal) -> None:
 def _let_go(directory: Path, journal: Journal) -> None:
     """Empty the source: steps 4 and 5."""
     names = _backing_names(journal)
+    with closing(LaunchBook(launches_dir(directory))) as book:
+        book.clear()
     journal.clear()
     journal.sync()
     for name in names:
@@ -130,13 +141,14 @@ def adopt(source: Path, target: Path) -> list[tuple[str, str]]:
 def _held(directory: Path) -> Iterator[None]:
     """Keep mounts and launches out of the directory. Raises MountError if it is in use."""
     with ExitStack() as stack:
-        for name in ("lock", LAUNCH_LOCK):
-            try:
-                stack.callback(os.close, lock_directory(directory, name))
-            except MountError:
-                raise MountError(
-                    f"{directory}: in use; unmount it first (`cloudsimfs umount`), then `cloudsimfs recover --adopt`"
-                ) from None
+        try:
+            stack.callback(os.close, lock_directory(directory))
+            book = stack.enter_context(closing(LaunchBook(launches_dir(directory))))
+            stack.enter_context(book.alone(wait=False))
+        except MountError:
+            raise MountError(
+                f"{directory}: in use; unmount it first (`cloudsimfs umount`), then `cloudsimfs recover --adopt`"
+            ) from None
         yield
 
 
@@ -150,6 +162,7 @@ class Handover:
 
     def run(self) -> list[tuple[str, str]]:
         settle(self._source, self._old)
+        self.hand_launches()
         self.record()
         for name in _backing_names(self._old):
             self.link(name)
@@ -158,6 +171,15 @@ class Handover:
         self.save(places)
         _let_go(self._source, self._old)
         return places.moved()
+
+    def hand_launches(self) -> None:
+        with (
+            closing(LaunchBook(launches_dir(self._source))) as old,
+            closing(LaunchBook(launches_dir(self._target))) as new,
+        ):
+            take_from_journal(self._old, old)
+            if rows := old.rows():
+                new.take_over(rows)
 
     def record(self) -> None:
         self._old.begin_handover(self._id, str(self._target))
@@ -177,8 +199,6 @@ class Handover:
             for tombstone in self._old.tombstones():
                 if places.may_go(tombstone):
                     self._new.save_tombstone(replace(tombstone, after=tuple(map(places.ino, tombstone.after))))
-            for launch in self._old.launches():
-                self._new.save_launch(launch)
             self._save_attrs(places)
             self._new.save_adopted(self._id)
         self._new.sync()

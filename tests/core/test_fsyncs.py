@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cloudsimfs.clock import SystemClock
+from cloudsimfs.runs.book import LaunchBook
 from cloudsimfs.sandbox import Sandbox
 from cloudsimfs.service import LaunchRequest
 from cloudsimfs.writeback import fsyncer
@@ -95,9 +97,10 @@ def test_a_round_that_failed_is_made_up_for(
     assert [each.what for each in synced] == ALL
 
 
-def test_a_launch_is_on_the_disk_before_it_is_sent(files: Any, synced: list[Synced]) -> None:
-    files.journal.intend_launch(LaunchRequest("2", "standard", "heat2d-1.0", "case", None, None), None, [])
-    assert [each.what for each in synced] == ["rows"]
+def test_a_launch_is_on_the_disk_before_it_is_sent(synced: list[Synced], tmp_path: Path) -> None:
+    with closing(LaunchBook(tmp_path / "state")) as book:
+        book.intend(LaunchRequest("2", "standard", "heat2d-1.0", "case", None, None), None, [])
+    assert [each.path.name for each in synced] == ["launches.db"]
 
 
 def failing(_: int) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from cloudsimfs.sandbox import Sandbox
-from harness import Mounted, MountFactory, cloudsimfs, patient, wait_until
+from harness import Mounted, MountFactory, cloudsimfs, patient, state_home, wait_until
 from runs_harness import SHORT, WORDS, Simulations
 
 
@@ -129,6 +129,115 @@ def test_without_a_network_nothing_is_sent(box: Sandbox, m: Mounted) -> None:
     assert [sims.launch()] == ids(box)
 
 
+# -- an answer that is not true ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 409, 429])
+def test_a_refusal_of_a_launch_that_was_carried_out(box: Sandbox, m: Mounted, api: str, status: int) -> None:
+    """The list is looked at before the same is sent again, whatever the service said."""
+    sims = Simulations(m)
+    box.faults.add("launch", "lie", status=status, times=1, body='{"errors": ["no"]}')
+    assert sims.write("launch", f"{WORDS} key=k") != 0
+    assert sims.launch(f"{WORDS} key=k") == ids(box)[0]
+    assert len(box.runs()) == 1
+    box.faults.add("launch", "lie", status=status, times=1, body='{"errors": ["no"]}')
+    assert sims.write("launch", WORDS) != 0
+    assert sims.write("launch", WORDS) == errno.EEXIST, "without a key the user is told, and decides"
+    assert len(box.runs()) == 2
+    assert box.calls.counts()["launch"] == 2
+
+
+@pytest.mark.parametrize("api", ["v2"])
+def test_a_true_refusal_costs_no_second_thought(box: Sandbox, m: Mounted) -> None:
+    sims = Simulations(m)
+    box.faults.add("launch", "status", status=409, times=1, body='{"errors": ["not now"]}')
+    assert sims.write("launch", f"{WORDS} key=k") != 0
+    assert "got no answer" not in sims.read("error")
+    assert [sims.launch(f"{WORDS} key=k")] == ids(box)
+    assert sims.launch(f"{WORDS} key=k") == ids(box)[0]
+
+
+@pytest.mark.parametrize("api", ["v2"])
+def test_an_answer_with_the_id_of_an_older_run(box: Sandbox, m: Mounted) -> None:
+    sims = Simulations(m)
+    older = sims.launch()
+    box.faults.add("launch", "lie", status=200, body=f"{older}", times=1)
+    assert sims.launch(f"{WORDS} key=k") == max(ids(box)) != older
+    assert len(box.runs()) == 2
+
+
+@pytest.mark.parametrize("api", ["v2"])
+def test_a_lost_answer_is_not_taken_for_somebody_elses_run(box: Sandbox, mount: MountFactory) -> None:
+    """Runs that others began before ours was sent are known; of several later ones none is guessed."""
+    box.populate(SHORT)
+    sims = Simulations(mount(run_ttl=600))
+    sims.read("runs")  # a list without what follows is fresh for ten minutes
+    box.launch("case")
+    fault = box.faults.add("launch", "reset")
+    assert sims.write("launch", WORDS) == errno.EAGAIN
+    assert "no new run is to be seen" in sims.read("error")
+    box.faults.remove(fault)
+    later = [box.launch("case"), box.launch("case")]
+    assert sims.write("launch", WORDS) == errno.EAGAIN
+    assert f"several new runs with these words ({later[0]} and {later[1]})" in sims.read("error")
+    assert len(ids(box)) == 3
+
+
+# -- one account, several places -----------------------------------------------------------------------------
+
+
+def launched_beside(m: Mounted, *options: str, state: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Launch by a command that uses no mount, with a cache directory of its own or that of `m`."""
+    words: list[str | Path] = [
+        "launch", "case", "--cpu", "2", "--ram", "standard", "--script", "heat2d-1.0",
+        "--url", m.box.url, "--key-file", m.key_file, "--api", "v2",
+    ]  # fmt: skip
+    if "--cache-dir" not in options:
+        words += ["--cache-dir", m.cache]
+    return cloudsimfs(*words, *options, env={"XDG_STATE_HOME": str(state)} if state else None)
+
+
+def test_a_key_in_two_cache_directories(box: Sandbox, m: Mounted, tmp_path: Path) -> None:
+    sims = Simulations(m)
+    run_id = sims.launch(f"{WORDS} key=k")
+    done = launched_beside(m, "--key", "k", "--cache-dir", str(tmp_path / "another"))
+    assert done.stdout == f"{run_id}\n", done.stderr
+    assert ids(box) == [run_id]
+
+
+def test_a_launch_without_answer_is_known_in_every_cache_directory(box: Sandbox, m: Mounted, tmp_path: Path) -> None:
+    other = str(tmp_path / "another")
+    fault = box.faults.add("launch", "reset")
+    assert launched_beside(m, "--cache-dir", other).returncode == 1
+    box.faults.remove(fault)
+    assert Simulations(m).write("launch", WORDS) == errno.EAGAIN
+    assert box.runs() == []
+
+
+@pytest.mark.parametrize("api", ["v2"])
+def test_a_key_on_two_machines(box: Sandbox, m: Mounted, tmp_path: Path) -> None:
+    """Only the service knows what another machine did: its runs with the same words are asked about."""
+    machine, other = tmp_path / "machine", str(tmp_path / "another")
+    run_id = Simulations(m).launch(f"{WORDS} key=k")
+    done = launched_beside(m, "--key", "k", "--cache-dir", other, state=machine)
+    assert done.returncode == 1
+    assert f"run {run_id} has the same words, and it was not launched from this machine" in done.stderr
+    assert "yes=1" in done.stderr or "--yes" in done.stderr
+    assert ids(box) == [run_id]
+    done = launched_beside(m, "--key", "k", "--cache-dir", other, "--yes", state=machine)
+    assert done.returncode == 0, done.stderr
+    assert len(ids(box)) == 2
+    again = launched_beside(m, "--key", "k", "--cache-dir", other, state=machine)
+    assert again.stdout == done.stdout
+    assert launched_beside(m, "--key", "k2", "--cache-dir", other, state=machine).returncode == 1, "the first one's"
+
+
+@pytest.mark.parametrize("api", ["v2"])
+def test_runs_of_this_machine_ask_for_no_word(box: Sandbox, m: Mounted) -> None:
+    sims = Simulations(m)
+    assert len({sims.launch(), sims.launch(f"{WORDS} key=a"), sims.launch(f"{WORDS} key=b")}) == 3
+
+
 # -- one at a time -------------------------------------------------------------------------------------------
 
 
@@ -144,14 +253,10 @@ def at_once(count: int, action: Callable[[], object]) -> None:
 def test_a_key_in_many_hands(box: Sandbox, m: Mounted) -> None:
     """Threads in the mount and commands beside it: one run."""
     box.faults.add("launch", "latency", seconds=0.3)
-    beside: list[str | Path] = [
-        "launch", "case", "--cpu", "2", "--ram", "standard", "--script", "heat2d-1.0", "--key", "k",
-        "--url", box.url, "--key-file", m.key_file, "--cache-dir", m.cache, "--api", "v2",
-    ]  # fmt: skip
     told: list[str] = []
 
     def command() -> None:
-        told.append(cloudsimfs(*beside).stdout)
+        told.append(launched_beside(m, "--key", "k").stdout)
 
     sims = Simulations(m)
     other = threading.Thread(target=at_once, args=(2, command))
@@ -168,7 +273,9 @@ def test_a_launch_waits_for_the_one_of_another_process(box: Sandbox, m: Mounted)
     """One at a time, so that each sees what the one before has recorded."""
     sims = Simulations(m)
     (data,) = m.cache.glob("**/data")
-    with open(data.with_name("launch.lock"), "w") as lock:
+    book = state_home() / "cloudsimfs" / data.parent.name
+    book.mkdir(parents=True, exist_ok=True)
+    with open(book / "launch.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         thread = threading.Thread(target=sims.launch)
         thread.start()

@@ -14,7 +14,6 @@ import pytest
 from cloudsimfs.errors import Crashed, MountError
 from cloudsimfs.journal.journal import Journal
 from cloudsimfs.sandbox import Sandbox
-from cloudsimfs.service import LaunchRequest
 from cloudsimfs.vfs import accountdir
 from harness import Mounted, cloudsimfs, patient, write_key
 
@@ -109,9 +108,9 @@ def test_what_holds_something_or_is_in_use_is_not_removed(tmp_path: Path) -> Non
         with pytest.raises(type(error)):
             attempt(act, error)
 
-    def intend() -> None:
+    def keep_folder() -> None:
         journal = Journal(tmp_path / "new/account/journal.db")
-        journal.intend_launch(LaunchRequest("1", "standard", "heat2d-1.0", "case"), None, [])
+        journal.save_folder("made-here")
         journal.close()
 
     def keep_bytes() -> None:
@@ -120,7 +119,7 @@ def test_what_holds_something_or_is_in_use_is_not_removed(tmp_path: Path) -> Non
 
     others = contextlib.ExitStack()
     enter = accountdir.provisional(tmp_path / "new/account")
-    kept = [intend, keep_bytes, lambda: others.enter_context(enter)]
+    kept = [keep_folder, keep_bytes, lambda: others.enter_context(enter)]
     for number, act in enumerate(kept):
         fail(act, MountError("no"))
         (tmp_path / "new").rename(tmp_path / f"kept-{number}")
@@ -134,7 +133,7 @@ def test_what_holds_something_or_is_in_use_is_not_removed(tmp_path: Path) -> Non
 
 
 def test_who_comes_while_it_is_removed_has_one_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the intent of a launch would be written into a directory that nobody finds again."""
+    """Else what it keeps would be written into a directory that nobody finds again."""
     account, entered = tmp_path / "new/account", threading.Event()
 
     def launch() -> None:

@@ -9,8 +9,10 @@ cleans up.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
+import functools
 import os
 import re
 import secrets
@@ -21,6 +23,7 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -40,7 +43,6 @@ COMMAND_BOUND = 60.0  # seconds a command or a wait may take
 HANG_BOUND = 100.0  # seconds after which a test's mount is killed, if the machine is not busy
 UNEXPECTED = re.compile(r"Traceback|unexpected|AssertionError")
 Tree = dict[str, bytes]
-NOBODYS_HOME = {f"XDG_{kind}_HOME": "/nonexistent" for kind in ("CACHE", "CONFIG", "STATE")}
 
 
 def patient(seconds: float) -> float:
@@ -104,10 +106,19 @@ def _raise(error: OSError) -> None:
     raise error
 
 
+@functools.cache
+def state_home() -> Path:
+    """Where this process's mounts record their launches: a machine of its own. Removed at the end."""
+    directory = Path(tempfile.mkdtemp(prefix="cloudsimfs-state-"))
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return directory
+
+
 def client_environment() -> dict[str, str]:
     """The environment of a `cloudsimfs` command: this checkout, no settings of whoever runs the tests."""
+    homes = {"XDG_CACHE_HOME": "/nonexistent", "XDG_CONFIG_HOME": "/nonexistent", "XDG_STATE_HOME": str(state_home())}
     kept = {name: value for name, value in os.environ.items() if not name.startswith("CLOUDSIMFS_")}
-    return {**kept, "PYTHONPATH": str(ROOT), **NOBODYS_HOME}
+    return {**kept, "PYTHONPATH": str(ROOT), **homes}
 
 
 def cloudsimfs(

@@ -350,8 +350,6 @@ def fill(journal: Journal) -> None:
         journal.save_tombstone(tombstone)
     for path, attr in ATTRS.items():
         journal.save_attr(path, attr)
-    journal.intend_launch(PLAIN, None, [3, 1])
-    journal.resolve_launch(journal.intend_launch(REQUEST, "key", []), 4711)
     journal.begin_handover("id", "/target")
     journal.save_adopted("another")
 
@@ -362,8 +360,6 @@ def check_filled(journal: Journal) -> None:
     assert journal.folders() == ["made", "made/deeper"]
     assert journal.tombstones() == TOMBSTONES
     assert journal.attrs() == ATTRS
-    launches = [(row.request, row.token, row.known, row.run) for row in journal.launches()]
-    assert launches == [(PLAIN, None, frozenset({1, 3}), None), (REQUEST, "key", frozenset(), 4711)]
     assert journal.handovers() == [("id", "/target")]
 
 
@@ -430,12 +426,6 @@ def test_a_draft_leaves_the_closed_state_only_if_that_is_whole(journal: Journal,
     journal.save_draft(DRAFTS[0], closed=closed)
     assert journal.files() == ([FILES[0]] if closed else [])
     assert journal.drafts() == [DRAFTS[0]]
-
-
-def test_a_launch_without_a_key_leaves_no_row_once_its_run_is_known(journal: Journal) -> None:
-    row = journal.intend_launch(PLAIN, None, [])
-    journal.resolve_launch(row, 4711)
-    assert journal.launches() == []
 
 
 def test_a_moved_file_is_to_be_uploaded_under_its_new_name(journal: Journal) -> None:
