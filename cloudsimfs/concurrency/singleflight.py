@@ -16,8 +16,8 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Generic, NoReturn, TypeVar
 
 from cloudsimfs.clock import Clock
-from cloudsimfs.concurrency.waiting import never
-from cloudsimfs.errors import Cancelled, ServiceError
+from cloudsimfs.concurrency.waiting import never, place_to_wait
+from cloudsimfs.errors import Cancelled, ServiceError, TryAgain
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -149,7 +149,8 @@ class SingleFlight(Generic[K, T]):
             return None
         flight = self.start(key, call)
         try:
-            flight.result(timeout=grace if known else None)
+            with place_to_wait():
+                flight.result(timeout=grace if known else None)
         except FutureTimeout:
             self._holds.hold(key, hold)
         except ServiceError as error:
@@ -157,6 +158,9 @@ class SingleFlight(Generic[K, T]):
             if not known:
                 raise
             return error
+        except TryAgain:  # there is no place to wait
+            if not known:
+                raise
         return None
 
     def is_held(self, key: K) -> bool:

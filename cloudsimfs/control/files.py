@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from cloudsimfs import paths
 from cloudsimfs.clock import Clock
 from cloudsimfs.concurrency.handletable import HandleTable
+from cloudsimfs.concurrency.waiting import place_to_wait
 from cloudsimfs.control.simulations import SIMULATIONS, Simulations
 from cloudsimfs.control.state import STATE, MountState
 from cloudsimfs.control.virtual import File, Folder, Link, Node, kind
@@ -163,7 +164,8 @@ class ControlFiles:
             raise Invalid("a command is text") from None
         if not word:
             raise Invalid("an empty command; .simulations/README shows what to write")
-        answer = file.write(word)
+        with place_to_wait():  # a command may wait for another one, and for uploads
+            answer = file.write(word)
         if path.startswith(SIMULATIONS):
             self._simulations.succeeded()
         return answer

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from cloudsimfs.concurrency.waiting import PLACES, bound_this_thread
 from cloudsimfs.inode import ST_BLOCK, Attr
 
 # The binding looks for libfuse 2 first unless told (the environment is the only way to tell it).
@@ -25,8 +26,8 @@ except ImportError:
 Callbacks: Any = binding.Operations  # what `operations` derives from
 READDIR_PLUS, FILL_DIR_PLUS = 1, 2  # fuse.h: enum fuse_readdir_flags, enum fuse_fill_dir_flags
 NEGATIVE_TIMEOUT = 1.0  # seconds; a cached "no such file" cannot be invalidated from here (libfuse's fuse.h)
-THREADS = 64  # callbacks at the same time
-READERS = 40  # of those, at most, serve reads of the kernel's page cache
+THREADS = PLACES + 128  # callbacks at the same time; libfuse makes a thread when all others are busy
+READERS = 256  # of those, at most, serve reads of the kernel's page cache
 ASYNC_DIO = 1 << 15  # fuse_common.h: with it, a program that waits for an O_DIRECT read cannot be interrupted
 INTERRUPT = signal.SIGURG  # what libfuse sends the thread of an interrupted call; nothing else here uses it
 BLOCK_SIZE = 1 << 20  # bytes; what programs like `cp` read at a time
@@ -40,6 +41,7 @@ def stay_attached() -> None:
     """
     if not hasattr(_thread, "attached"):
         _thread.attached = True
+        bound_this_thread()
         if library_version() >= (3, 12):
             ctypes.pythonapi.PyGILState_Ensure()
 

@@ -21,7 +21,7 @@ from functools import partial
 from cloudsimfs import paths
 from cloudsimfs.clock import Clock
 from cloudsimfs.concurrency.singleflight import Flight, SingleFlight
-from cloudsimfs.concurrency.waiting import Interrupted, never, wait_for
+from cloudsimfs.concurrency.waiting import Interrupted, never, place_to_wait, wait_for
 from cloudsimfs.errors import (
     KeyRefused,
     NoSuchEntry,
@@ -31,6 +31,7 @@ from cloudsimfs.errors import (
     Refused,
     ServiceError,
     TimedOut,
+    TryAgain,
     Unreachable,
 )
 from cloudsimfs.listings.cache import NEVER, Listing, ListingCache, by_folder
@@ -200,8 +201,9 @@ class DCache:
         """The answer, or the listing known if that takes long."""
         now = self._clock.monotonic()
         try:
-            return flight.result(timeout=0.0 if now < self._slow_until else RENEWAL_GRACE)
-        except FutureTimeout:
+            with place_to_wait():
+                return flight.result(timeout=0.0 if now < self._slow_until else RENEWAL_GRACE)
+        except (FutureTimeout, TryAgain):
             log.info("listing of /%s takes long; the last one is served", flight.key)
             self._slow_until = max(self._slow_until, now + RENEWAL_HOLD)
             return known

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from cloudsimfs.clock import Clock
+from cloudsimfs.concurrency.waiting import place_to_wait
 from cloudsimfs.errors import (
     BudgetSpent,
     LaunchUnresolved,
@@ -96,7 +97,8 @@ class ApiCaller:
 
     def _run(self, call: Call, attempt: Callable[[float], T]) -> T:
         try:
-            result = self._retrier.run(call.label, self._timeouts.total, attempt, once=call.once)
+            with place_to_wait():
+                result = self._retrier.run(call.label, self._timeouts.total, attempt, once=call.once)
         except Failed as failed:
             self._note(failed.error)
             raise self._final(call, failed) from None
