@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cloudsimfs.sandbox import Sandbox
-from harness import Mounted, MountFactory, errno_of, run
+from harness import Mounted, MountFactory, errno_of, run, wait_until
 
 MIB = 1 << 20
 BIG = os.urandom(24 * MIB)
@@ -165,6 +165,19 @@ def test_sync_of_a_file_and_of_the_whole_mount(mount: MountFactory) -> None:
     run("sync", "-f", m.path / "f")
     m.crash()
     assert m.settle() == {"f": b"f"}
+
+
+def test_a_folder_goes_once_its_removed_files_are_closed(m: Mounted) -> None:
+    """libfuse keeps them in the folder till then (README, "Limits"); the folder is not lost, nor the bytes."""
+    (m.path / "d").mkdir()
+    (m.path / "d/f").write_bytes(b"bytes")
+    with open(m.path / "d/f", "rb") as file:
+        (m.path / "d/f").unlink()
+        assert errno_of(lambda: (m.path / "d").rmdir()) == errno.ENOTEMPTY
+        assert file.read() == b"bytes"
+        assert errno_of(lambda: (m.path / "d/f").stat()) == errno.ENOENT
+    wait_until(lambda: errno_of(lambda: (m.path / "d").rmdir()) in (0, errno.ENOENT), "the folder goes")
+    assert not (m.path / "d").exists()
 
 
 @pytest.mark.parametrize("api", ["v1"])
