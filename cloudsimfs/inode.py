@@ -217,13 +217,20 @@ class Tombstone:
     `entry` is what was deleted. It is None while nobody knows what is stored there, if anything. `after` are the
     inodes that must be stored before the delete (a rename deletes last). `below` are the stored files that were in
     a removed folder.
+
+    When it may leave: once its delete and those of all names below it are done, by a listing that was asked for after
+    that. Such a listing shows nothing under the name, or what others have put there since, or still the same after
+    `evidence.LATE_DELETES`: then it is there, and is shown. No earlier listing proves anything, whatever it shows.
+
+    A name has one tombstone at most. That of a file hides a folder of the same name as well, if one was removed here
+    before. What is below a removed folder has tombstones of its own as soon as the folder's name is used again.
     """
 
     def __init__(self, path: str, entry: Entry | None, *, is_dir: bool = False) -> None:
         self.path = path
         self.entry = entry
         self.is_dir = is_dir
-        # Monotonic seconds. If `entry` is None, only a listing asked for later shows what is stored.
+        # Monotonic seconds. Only a listing asked for later shows what is stored, and what a removed folder holds.
         self.since: float | None = None
         self.after: set[Inode] = set()  # guarded by WorkQueue.lock
         self.below: list[Entry] = []

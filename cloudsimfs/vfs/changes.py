@@ -12,7 +12,15 @@ from cloudsimfs.listings.cache import Listing
 from cloudsimfs.service.model import Entry
 from cloudsimfs.vfs.localattrs import fresh_ino
 from cloudsimfs.vfs.names import is_local_name
-from cloudsimfs.vfs.tombstones import bury, bury_folder, claim_for_file, claim_for_folder, leave_folder, tombstone_of
+from cloudsimfs.vfs.tombstones import (
+    bury,
+    bury_folder,
+    claim_for_file,
+    claim_for_folder,
+    leave,
+    leave_folder,
+    tombstone_of,
+)
 from cloudsimfs.vfs.tree import Tree
 
 
@@ -81,6 +89,7 @@ def unlink(tree: Tree, path: str) -> None:
         tree.detach(inode)
         if tombstone is not None:
             bury(tree, tombstone)
+        leave(tree, path)
         tree.attributes.forget(path)
         tree.keep_folder(directory, listing)
 
@@ -106,6 +115,7 @@ def remove_folder(tree: Tree, path: str, node: Node, listing: Listing, above: Li
     entry = listed_folder(path, node, above)
     if not leave_folder(tree, path) and entry is not None:
         bury_folder(tree, path, entry, empty=not listing.names)
+    leave(tree, path)
 
 
 def listed_folder(path: str, node: Node, above: Listing) -> Entry | None:

@@ -16,16 +16,20 @@ BASE_SLACK_NS = 3_000_000_000  # nanoseconds; our last upload may be this much l
 CLOCK_SLACK_NS = 2_000_000_000  # nanoseconds; a time in whole seconds may be this far from the store's clock
 
 
-def tombstone_is_settled(tombstone: Tombstone, entry: Entry | None, asked_at: float) -> bool:
-    """Whether a listing that shows `entry` under the tombstone's name ends it."""
-    if entry is None:
-        return tombstone.done
-    if tombstone.entry is None:
-        return tombstone.done  # the delete found nothing there: `entry` was stored or listed since
-    if tombstone.is_dir:  # others may have made the folder again, and a path may keep its id
-        return entry.id != tombstone.entry.id or (tombstone.done and asked_at > tombstone.done_at + LATE_DELETES)
-    # another version is a new file of others; the deleted one may still be listed for a while
-    return entry.fingerprint != tombstone.entry.fingerprint and tombstone.done
+def tombstone_is_settled(tombstone: Tombstone, entry: Entry | None, asked_at: float, gone_at: float) -> bool:
+    """Whether a listing that shows `entry` under the tombstone's name ends it (the rule is at `Tombstone`).
+
+    `gone_at` is monotonic seconds: when the service had deleted the name and all below it; inf: not yet.
+    """
+    if asked_at <= gone_at:
+        return False
+    if entry is None or asked_at > gone_at + LATE_DELETES:
+        return True
+    removed = tombstone.entry
+    if entry.is_dir:  # a folder of others has another id; the tombstone of a file may hide a removed folder, too
+        return tombstone.is_dir and removed is not None and removed.id not in (0, entry.id)
+    # nothing was found, and this has come since; or it is a new file of others, as the version shows
+    return removed is None or removed.is_dir or entry.fingerprint != removed.fingerprint
 
 
 def inode_is_settled(inode: Inode, entry: Entry | None, asked_at: float) -> bool:

@@ -3,8 +3,8 @@
     readdir = listing - tombstones + inodes with local truth          (docs/architecture.md, invariant 3a)
 
 An item leaves the overlay on evidence (`evidence`), never because time has passed. An upload leaves it when a listing
-shows its size and a newer version. A tombstone leaves it when a listing asked for after the delete no longer shows
-the deleted entry. The overlay says which items a listing ends; `settle` ends them.
+shows its size and a newer version. When a tombstone leaves it is said at `Tombstone`. The overlay says which items a
+listing ends; `settle` ends them.
 
 Threading: none of its own; everything here is guarded by Tree.lock.
 """
@@ -122,30 +122,29 @@ class Overlay:
         for name, item in list(self.inside(directory).items()):
             entry = names.get(name)
             if isinstance(item, Tombstone):
-                verdicts += _judge_tombstone(item, entry, asked_at)
+                if tombstone_is_settled(item, entry, asked_at, self._gone_at(item)):
+                    verdicts.append(Verdict(item, entry))
             elif item.is_dir:
                 verdicts += self._judge_folder(item, entry, asked_at)
             else:
                 verdicts += _judge_file(item, entry, asked_at)
         return verdicts
 
+    def _gone_at(self, tombstone: Tombstone) -> float:
+        """When the service had deleted the name and all below it, in monotonic seconds; inf: not yet."""
+        inside = self.inside(tombstone.path).values()
+        return max(tombstone.done_at, *(self._gone_at(item) for item in inside if isinstance(item, Tombstone)), 0.0)
+
     def _judge_folder(self, folder: Inode, entry: Entry | None, asked_at: float) -> Iterator[Verdict]:
-        if folder.hides is not None and tombstone_is_settled(folder.hides, entry, asked_at):
+        listed = entry if entry is not None and entry.is_dir else None
+        file = entry if listed is None else None  # a listed folder is not the file that was removed
+        if folder.hides is not None and tombstone_is_settled(folder.hides, file, asked_at, folder.hides.done_at):
             yield Verdict(folder.hides, entry)
             folder.hides = None
-        listed = entry if entry is not None and entry.is_dir else None
         if listed is not None or (folder.entry is not None and folder.entry.id):
             folder.entry = listed  # otherwise it may have just been stored, and not be listed yet
         if listed is not None and folder.hides is None and not self.inside(folder.path):
             yield Verdict(folder, entry)  # a folder made here is on the service now, and has no local items
-
-
-def _judge_tombstone(tombstone: Tombstone, entry: Entry | None, asked_at: float) -> Iterator[Verdict]:
-    made_here = tombstone.is_dir and tombstone.entry is not None and not tombstone.entry.id
-    if made_here and entry is not None and entry.is_dir:
-        tombstone.entry = entry  # it has been stored in the meantime: this is its id
-    if tombstone_is_settled(tombstone, entry, asked_at):
-        yield Verdict(tombstone, entry)
 
 
 def _judge_file(inode: Inode, entry: Entry | None, asked_at: float) -> Iterator[Verdict]:

@@ -15,7 +15,15 @@ from cloudsimfs.inode import Inode, Node, Tombstone, WriteState
 from cloudsimfs.service.model import Entry
 from cloudsimfs.vfs.changes import listed_folder, remove_folder
 from cloudsimfs.vfs.names import HIDDEN_PREFIX, is_local_name, unknown_file, unknown_folder
-from cloudsimfs.vfs.tombstones import bury, claim_for_file, claim_for_folder, leave_folder, tombstone_of
+from cloudsimfs.vfs.tombstones import (
+    bury,
+    bury_folder,
+    claim_for_file,
+    claim_for_folder,
+    leave,
+    leave_folder,
+    tombstone_of,
+)
 from cloudsimfs.vfs.tree import Tree
 
 
@@ -46,6 +54,7 @@ def rename(tree: Tree, old: str, new: str, *, replace_target: bool = True) -> No
             tombstone = _move_file_locked(tree, inode, new, target)
             if tombstone is not None:
                 bury(tree, tombstone, after=_awaited(inode))
+            leave(tree, old)
             tree.keep_folder(paths.parent(old), above)
 
 
@@ -130,7 +139,7 @@ def replace_target(tree: Tree, new: str, target: Node | None) -> tuple[Entry | N
 def _rename_folder(tree: Tree, old: str, new: str, source: Node, target: Node | None) -> None:
     """Rename file by file here; have the service delete the old folder once all are stored under the new name."""
     folders, files = _subtree(tree, old, source)
-    above = tree.listing(paths.parent(old))
+    listing, above = tree.listing(old), tree.listing(paths.parent(old))
     replaced = None if target is None else (target, tree.listing(new), tree.listing(paths.parent(new)))
     with tree.changing():
         if replaced is not None:
@@ -138,7 +147,6 @@ def _rename_folder(tree: Tree, old: str, new: str, source: Node, target: Node | 
         # this may raise, so it comes before any change
         inodes = [tree.inode_of_locked(path, node) for path, node in files]
         hidden = [claim_for_folder(tree, paths.rebase(path, old, new)) for path, _ in folders]
-        since = tree.monotonic()
         moved = [_move_file_locked(tree, inode, paths.rebase(inode.path, old, new), None) for inode in inodes]
         left = [file.entry or unknown_file(file.path) for file in moved if file is not None]
         entry = listed_folder(old, source, above)
@@ -151,9 +159,10 @@ def _rename_folder(tree: Tree, old: str, new: str, source: Node, target: Node | 
                 if file is not None:
                     bury(tree, file, after=_awaited(inode))
         elif entry is not None or left:
-            tombstone = Tombstone(old, entry or unknown_folder(old), is_dir=True)
-            tombstone.since, tombstone.below = since, left
-            bury(tree, tombstone, after={awaited for inode in inodes for awaited in _awaited(inode)})
+            after = {awaited for inode in inodes for awaited in _awaited(inode)}
+            folder = entry or unknown_folder(old)
+            bury_folder(tree, old, folder, empty=not listing.names, files=left, after=after)
+        leave(tree, old)
         tree.keep_folder(paths.parent(old), above)
 
 

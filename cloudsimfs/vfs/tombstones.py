@@ -47,23 +47,40 @@ def bury(tree: Tree, tombstone: Tombstone, *, after: Iterable[Inode] = ()) -> No
     tree.pending_deletes.add(tombstone, after=after)
 
 
-def bury_folder(tree: Tree, path: str, entry: Entry, *, empty: bool) -> None:
-    """Replace the pending deletes inside a removed folder by one delete of the folder."""
+def bury_folder(
+    tree: Tree, path: str, entry: Entry, *, empty: bool, files: Iterable[Entry] = (), after: Iterable[Inode] = ()
+) -> None:
+    """Replace the pending deletes inside a removed folder by one delete of the folder, once `after` are stored.
+
+    `files` were in it until now. `empty`: the service lists nothing in it.
+    """
     tombstone = Tombstone(path, entry, is_dir=True)
-    after: set[Inode] = set()
+    tombstone.since, tombstone.below, awaited = tree.monotonic(), list(files), set(after)
     for below, item in tree.overlay.below(path):
         if isinstance(item, Tombstone) and not item.done:
             tree.pending_deletes.call_off(item)  # one that has begun may fail, so it is asked for again
             tombstone.below += item.below if item.is_dir else [item.entry or unknown_file(below)]
-            after |= item.after
+            awaited |= item.after
             tree.overlay.pop(below)
             tree.journal.drop_tombstone(below)
-    tree.overlay.put(path, tombstone)
     if tombstone.below or (empty and entry.id):
-        tree.pending_deletes.add(tombstone, after=after)
-    else:  # its files were deleted one by one: the service has no empty folders
-        tombstone.finish(tree.monotonic())
-        tree.pending_deletes.save(tombstone)
+        bury(tree, tombstone, after=awaited)
+    else:
+        hide_folder(tree, path)  # its files were deleted one by one: the service has no empty folders
+
+
+def hide_folder(tree: Tree, path: str) -> None:
+    """Hide a folder that goes by itself, as soon as the deletes below it are done."""
+    tombstone = Tombstone(path, unknown_folder(path), is_dir=True)
+    tombstone.finish(tree.monotonic())
+    tree.overlay.put(path, tombstone)
+    tree.pending_deletes.save(tombstone)
+
+
+def leave(tree: Tree, path: str) -> None:
+    """Note that an inode has left its name. If a folder of that name was removed here before, it stays hidden."""
+    if tree.overlay.get(path) is None and tree.overlay.inside(path):
+        hide_folder(tree, path)
 
 
 def claim_for_file(tree: Tree, path: str) -> tuple[Entry | None, bool]:
@@ -138,10 +155,7 @@ def _hide_folders(tree: Tree, path: str, *, below: str) -> None:
     """Keep the removed folders between a removed file and `below` hidden until no listing shows them."""
     folder = paths.parent(path)
     while folder != below and tree.overlay.get(folder) is None:
-        tombstone = Tombstone(folder, unknown_folder(folder), is_dir=True)
-        tombstone.finish(tree.monotonic())
-        tree.overlay.put(folder, tombstone)
-        tree.pending_deletes.save(tombstone)
+        hide_folder(tree, folder)
         folder = paths.parent(folder)
 
 

@@ -271,3 +271,68 @@ def test_a_folder_made_over_a_removed_file_and_gone_again(box: Sandbox, mount: M
     assert m.settle() == expected
     m.crash()
     assert m.settle() == expected
+
+
+@pytest.mark.parametrize("how", ["rm", "mv", "rm stored", "mv stored", "crash", "made anew"])
+def test_a_removed_folder_stays_gone_when_a_file_has_had_its_name(
+    box: Sandbox, mount: MountFactory, how: str
+) -> None:
+    """Its files are deleted one by one then. What the service still lists of it must not show in between."""
+    box.settings.delete_lag = 600
+    box.populate({"d/a": b"a", "d/s/b": b"b", "kept": b"kept"})
+    m = mount(ttl=0, write_back=0 if "stored" in how else 3600)
+    run("rm", "-r", m.path / "d")
+    (m.path / "d").write_bytes(b"x")
+    if "stored" in how:
+        wait_until(lambda: box.files().get("d") == b"x", "it is stored")
+    if how == "crash":
+        m.crash()
+    expected = {"kept": b"kept"}
+    if "mv" in how:
+        os.rename(m.path / "d", m.path / "e")
+        expected["e"] = b"x"
+    else:
+        (m.path / "d").unlink()
+    assert sorted(os.listdir(m.path)) == sorted(expected)
+    if how == "made anew":
+        (m.path / "d").mkdir()
+        assert os.listdir(m.path / "d") == []
+        (m.path / "d").rmdir()
+    assert m.settle() == expected
+    m.crash()
+    assert sorted(os.listdir(m.path)) == sorted(expected), "the service lists the folder, and will for a while"
+    box.advance(700)
+    assert sorted(os.listdir(m.path)) == sorted(expected), "now a listing agrees"
+    box.put("d/new", b"of others")
+    wait_until(lambda: read_tree(m.path) == {**expected, "d/new": b"of others"}, "what others made shows")
+
+
+@pytest.mark.parametrize("how", ["stored", "listed", "late"])
+def test_a_renamed_folder_stays_gone_while_a_file_removed_from_it_is_deleted(
+    box: Sandbox, mount: MountFactory, api: str, how: str
+) -> None:
+    """The pending delete of that file is part of the folder's."""
+    m = mount(ttl=0, write_back=0)
+    (m.path / "u").mkdir()
+    (m.path / "u/b").write_bytes(b"b")
+    wait_until(lambda: box.files() and not m.pending(), "it is stored")
+    if how != "stored":
+        m.flush()
+        assert os.listdir(m.path / "u") == ["b"]
+    if how == "late":
+        box.settings.delete_lag = 600
+    (m.path / "u/d").mkdir()
+    (m.path / "u/b").unlink()
+    os.rename(m.path / "u", m.path / "b")
+    seen: set[str] = set()
+
+    def is_over() -> bool:
+        seen.update(os.listdir(m.path))
+        return not m.pending()
+
+    wait_until(is_over, "the deletes are done")
+    for _ in range(3):
+        seen.update(os.listdir(m.path))
+    assert seen == {"b"}
+    assert os.listdir(m.path / "b") == ["d"]
+    assert box.files() == {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from cloudsimfs.inode import Inode, LocalAttr, Tombstone, WriteState
@@ -14,6 +16,7 @@ from cloudsimfs.vfs.evidence import (
     is_foreign_locked,
     tombstone_is_settled,
 )
+from cloudsimfs.vfs.names import unknown_folder
 
 NOW = 1000.0
 
@@ -27,21 +30,48 @@ def folder(entry_id: int = 3) -> Entry:
 
 
 @pytest.mark.parametrize(
-    ("done", "listed", "later", "settled"),
+    ("gone_at", "listed", "later", "settled"),
     [
-        (False, None, 1.0, False),  # not listed, but the delete is still to be sent
-        (True, None, 1.0, True),
-        (True, folder(), 1.0, False),  # deletes show late
-        (True, folder(), LATE_DELETES + 1, True),  # it is there again, under its old id
-        (True, folder(4), 1.0, True),  # others made it anew
-        (False, folder(), LATE_DELETES + 1, False),
+        (math.inf, None, 1.0, False),  # not listed, but the delete is still to be sent
+        (math.inf, folder(4), LATE_DELETES + 1, False),  # the same, whatever is listed
+        (NOW, None, -1.0, False),  # asked for before that: perhaps an upload of ours that was not listed yet
+        (NOW, None, 1.0, True),
+        (NOW, folder(), 1.0, False),  # deletes show late
+        (NOW, folder(), LATE_DELETES + 1, True),  # it is there after all
+        (NOW, folder(4), 1.0, True),  # others made it anew
+        (NOW, folder(4), -1.0, False),
+        (NOW, file(), 1.0, True),  # of others: it is no folder
     ],
 )
-def test_a_removed_folder(done: bool, listed: Entry | None, later: float, settled: bool) -> None:
+def test_a_removed_folder(gone_at: float, listed: Entry | None, later: float, settled: bool) -> None:
     gone = Tombstone("d", folder(), is_dir=True)
-    if done:
-        gone.finish(NOW)
-    assert tombstone_is_settled(gone, listed, NOW + later) is settled
+    assert tombstone_is_settled(gone, listed, NOW + later, gone_at) is settled
+
+
+def test_a_removed_folder_of_unknown_id() -> None:
+    """It may be listed for the first time after its delete."""
+    gone = Tombstone("d", unknown_folder("d"), is_dir=True)
+    assert not tombstone_is_settled(gone, folder(), NOW + 1.0, NOW)
+    assert tombstone_is_settled(gone, folder(), NOW + LATE_DELETES + 1, NOW)
+
+
+@pytest.mark.parametrize(
+    ("removed", "listed", "later", "settled"),
+    [
+        (file(), None, 1.0, True),
+        (file(), file(), 1.0, False),  # deletes show late
+        (file(), file(), LATE_DELETES + 1, True),  # it is there after all
+        (file(), file(mtime_ns=99 * 10**9), 1.0, True),  # a new file of others
+        (None, file(), 1.0, True),  # nothing was found to delete: it has come since
+        (file(), folder(), 1.0, False),  # the file may have taken the name of a folder removed before it
+        (file(), folder(), LATE_DELETES + 1, True),
+    ],
+)
+def test_a_removed_file(removed: Entry | None, listed: Entry | None, later: float, settled: bool) -> None:
+    gone = Tombstone("d/f", removed)
+    assert not tombstone_is_settled(gone, listed, NOW + later, math.inf)
+    assert not tombstone_is_settled(gone, listed, NOW, NOW)
+    assert tombstone_is_settled(gone, listed, NOW + later, NOW) is settled
 
 
 @pytest.mark.parametrize(
