@@ -3,10 +3,13 @@
   * the deletes of a burst of removals wait until it is over: those of a whole folder may have become one by then;
   * an upload that is not listed yet is looked for again, at growing intervals (v1);
   * a file that others have stored under the name since it was removed is not deleted;
+  * a folder is deleted as one only if a listing asked for after it was removed shows nothing of others in it.
+    Else its files are deleted one by one, and it goes by itself (docs/service.md, "Behaviour");
   * a delete that was refused is tried again, minutes apart. In the end it is given up, and the name is shown again.
 
 Threading: `run` is called by the queue's workers with no lock held.
-Lock: `_lock` is a leaf. It protects the time of the last look for the entries of refused deletes.
+Locks: `_lock` is a leaf. It protects the time of the last look for the entries of refused deletes. `_looking` is held
+over a call, by jobs only.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import math
 import threading
 
 from cloudsimfs.clock import Clock
-from cloudsimfs.errors import NoSuchEntry, NotDirectory, Refused
+from cloudsimfs.errors import NoSuchEntry, NotDirectory, NotFound, Refused
 from cloudsimfs.inode import Tombstone
 from cloudsimfs.service import Client, Urgency
 from cloudsimfs.service.model import Entry
@@ -27,7 +30,7 @@ from cloudsimfs.writeback.uploads import Writeback
 
 log = logging.getLogger(__name__)
 
-REMOVAL_AGE = 60.0  # seconds; how old the listings may be that the delete of a whole folder is based on
+LOOK_AGE = 3.0  # seconds; so old may the look into a folder be on which its delete is based: it answers for a burst
 REFUSED_RETRY = 120.0  # seconds from the first refusal of a delete to the next try; doubled after each
 REFUSED_BOUND = 600.0  # seconds from the first refusal; a delete that is refused later is given up
 
@@ -43,6 +46,7 @@ class Deleter:
         self._dependents = writeback.dependents
         self._view_cache = writeback.view_cache
         self._clock = clock
+        self._looking = threading.Lock()  # held while all is listed, so that the next job finds that done
         self._lock = threading.Lock()
         self._refused_round = -math.inf  # monotonic seconds; the last such look; guarded by _lock
 
@@ -113,31 +117,42 @@ class Deleter:
         self._view_cache.invalidate()
         started = self._clock.monotonic() if tombstone.since is None else tombstone.since
         since = max(started, self._view_cache.invalidated_at)
-        if not has_id:
-            tombstone.entry = self._find_removed(tombstone.path, since, is_dir=tombstone.is_dir)
-        if tombstone.entry is None:
-            return []
-        if not tombstone.is_dir or self._may_delete_folder(tombstone, since):
-            return [tombstone.entry]
-        tombstone.others_stay = True  # only our files are deleted
+        if tombstone.is_dir:
+            return self._folder_to_delete(tombstone, max(since, self._clock.monotonic() - LOOK_AGE))
+        tombstone.entry = self._find_removed(tombstone.path, since, is_dir=False)
+        return [] if tombstone.entry is None else [tombstone.entry]
+
+    def _folder_to_delete(self, tombstone: Tombstone, since: float) -> list[Entry]:
+        """The folder, if it only holds what was removed here by listings asked for after `since`; else its files."""
+        with self._looking:
+            self._dcache.look_into(
+                {tombstone.path, *(entry.dirname for entry in tombstone.below)},
+                since=since,
+            )
+        for listed_after in (None, since):  # the listing at hand has its id, if it is not out of date
+            entry = self._find_removed(tombstone.path, listed_after, is_dir=True)
+            try:
+                only_ours = entry is not None and tombstones.only_holds(self._tree, tombstone, since)
+            except NotFound:
+                continue
+            if entry is not None:
+                tombstone.entry, tombstone.others_stay = entry, not only_ours
+                return [entry] if only_ours else self._files_to_delete(tombstone, since)
+        return []
+
+    def _files_to_delete(self, tombstone: Tombstone, since: float) -> list[Entry]:
+        """The files that were removed with a folder in which others have something, too."""
         listed = (
             entry if entry.id else self._find_removed(entry.path, since, is_dir=False) for entry in tombstone.below
         )
         return [entry for entry in listed if entry is not None and not tombstones.was_replaced(self._dcache, entry)]
 
-    def _may_delete_folder(self, tombstone: Tombstone, since: float) -> bool:
-        """Whether one delete of the folder deletes nothing but what was removed here."""
-        # The uploads of a rename have taken time. Otherwise the listings that the removal was based on will do.
-        ids_known = tombstone.since is None and all(entry.id for entry in tombstone.below)
-        after = self._clock.monotonic() - REMOVAL_AGE if ids_known else since
-        return tombstones.only_holds(self._dcache, tombstone, after)
-
-    def _find_removed(self, path: str, since: float, *, is_dir: bool) -> Entry | None:
+    def _find_removed(self, path: str, since: float | None, *, is_dir: bool) -> Entry | None:
         """The entry under a removed name, unless a folder has taken a file's name, or the other way round."""
         entry = self._find(path, since)
         return entry if entry is not None and entry.is_dir == is_dir else None
 
-    def _find(self, path: str, since: float) -> Entry | None:
+    def _find(self, path: str, since: float | None) -> Entry | None:
         """The entry under a path, by a listing asked for after `since` (monotonic seconds). Raises ServiceError."""
         try:
             return self._dcache.entry(path, since=since)

@@ -162,22 +162,27 @@ def _hide_folders(tree: Tree, path: str, *, below: str) -> None:
 # -- what `uploader.delete` calls ------------------------------------------------------------------------
 
 
-def only_holds(dcache: DCache, tombstone: Tombstone, since: float) -> bool:
-    """Whether a removed folder holds only files that were deleted here.
+def only_holds(tree: Tree, tombstone: Tombstone, since: float) -> bool:
+    """Whether a removed folder holds only files that were removed here.
 
-    Decided by listings asked for after `since` (monotonic seconds).
+    Decided by listings asked for after `since` (monotonic seconds). Raises NotFound if there is no such folder.
     """
     ours = {entry.path: entry for entry in tombstone.below}
-    dcache.look_into({tombstone.path, *(entry.dirname for entry in tombstone.below)}, since=since)
 
     def was_removed(entry: Entry) -> bool:
         removed = ours.get(entry.path)
+        if removed is None:  # before the folder was: its delete is done, and may be listed late
+            with tree.lock:
+                item = tree.overlay.get(entry.path)
+            removed = item.entry if isinstance(item, Tombstone) else None
         return removed is not None and (not removed.id or removed.fingerprint == entry.fingerprint)
 
     def check(directory: str) -> bool:
         try:
-            names = dcache.listing(directory, since=since).names
+            names = tree.dcache.listing(directory, since=since).names
         except NotFound:
+            if directory == tombstone.path:
+                raise
             return True
         except NotDirectory:
             return False  # a file has its name: delete what is left inside file by file

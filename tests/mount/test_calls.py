@@ -194,6 +194,22 @@ def test_deleting_a_stored_folder(box: Sandbox, mount: MountFactory, api: str) -
     assert m.settle() == {"kept": b"kept"}
 
 
+@pytest.mark.parametrize("api", ["v1", "auto"])
+def test_removed_trees_share_one_look(box: Sandbox, mount: MountFactory) -> None:
+    """What others have put there since is looked for in all of them by one call, made after the last removal."""
+    trees = ["a", "b", "c"]
+    box.populate({f"{top}/{sub}/{name}": b"x" for top in trees for sub in "st" for name in "fg"} | {"kept": b"kept"})
+    m = mount()
+    read_tree(m.path)
+
+    def remove() -> None:
+        run("rm", "-r", *(m.path / top for top in trees))
+        wait_until(lambda: not m.pending(), "all is deleted")
+
+    assert cost(box, remove) == {"delete": 3, "list-all": 1}
+    assert m.settle() == {"kept": b"kept"}
+
+
 def test_deleting_what_was_copied_in(box: Sandbox, m: Mounted) -> None:
     """Also when no listing has shown the files yet, a folder goes in a few calls."""
     write_tree(m.path, FILES)

@@ -336,3 +336,35 @@ def test_a_renamed_folder_stays_gone_while_a_file_removed_from_it_is_deleted(
     assert seen == {"b"}
     assert os.listdir(m.path / "b") == ["d"]
     assert box.files() == {}
+
+
+@pytest.mark.parametrize("theirs", ["d/new", "d/s/new", "d/a", "d/s/t/new"])
+def test_what_others_have_just_stored_in_a_folder_is_not_removed_with_it(
+    box: Sandbox, mount: MountFactory, api: str, theirs: str
+) -> None:
+    """The folder is deleted as one only if a listing asked for after its removal shows nothing of theirs."""
+    box.populate({"d/a": b"a", "d/s/b": b"b", "kept": b"kept"})
+    m = mount()
+    assert len(read_tree(m.path)) == 3
+    (m.path / "d/a").unlink()
+    run("rm", "-r", m.path / "d/s")
+    box.advance(10)
+    box.put(theirs, b"theirs")
+    (m.path / "d").rmdir()  # by the listing at hand it is empty
+    m.flush()
+    assert box.files() == {theirs: b"theirs", "kept": b"kept"}
+    if theirs in ("d/new", "d/a"):
+        wait_until(lambda: read_tree(m.path) == box.files(), "it shows")
+
+
+@pytest.mark.parametrize("theirs", ["d/new", "d/s/new"])
+def test_what_others_have_just_stored_in_a_folder_is_not_removed_by_a_rename(
+    box: Sandbox, mount: MountFactory, theirs: str
+) -> None:
+    box.populate({"d/a": b"a", "d/s/b": b"b"})
+    m = mount(write_back=3600)
+    assert len(read_tree(m.path)) == 2
+    os.rename(m.path / "d", m.path / "e")
+    box.put(theirs, b"theirs")
+    m.flush()
+    assert box.files() == {theirs: b"theirs", "e/a": b"a", "e/s/b": b"b"}
