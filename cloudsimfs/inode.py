@@ -236,7 +236,9 @@ class Tombstone:
         self.below: list[Entry] = []
         self.done = False  # guarded by WorkQueue.lock; the service has acknowledged the delete
         self.done_at = math.inf  # monotonic seconds of that answer, or of the replay
-        self.looks = 0  # how often listings did not show the upload that is to be deleted; guarded by WorkQueue.lock
+        self.looks = (
+            0  # how often listings did not agree yet (`PendingDeletes.look_later`); guarded by WorkQueue.lock
+        )
         self.refused_at = math.inf  # monotonic seconds; when the service first refused to delete it
         self.others_stay = False  # the folder itself is not deleted, because others have put something there
 

@@ -1,7 +1,8 @@
 """What one delete does: have the service delete what a tombstone names, and nothing that others have put there since.
 
   * the deletes of a burst of removals wait until it is over: those of a whole folder may have become one by then;
-  * an upload that is not listed yet is looked for again, at growing intervals (v1);
+  * an upload that is not listed yet is looked for again, at growing intervals (v1). So is what is listed although the
+    service says that it has no such entry;
   * a file that others have stored under the name since it was removed is not deleted;
   * a folder is deleted as one only if a listing asked for after it was removed shows nothing of others in it.
     Else its files are deleted one by one, and it goes by itself (docs/service.md, "Behaviour");
@@ -62,9 +63,14 @@ class Deleter:
                 return
             try:
                 self._delete_entry(entry)
+            except NoSuchEntry as error:
+                if not self._deletes.look_later(job, tombstone):
+                    self._give_up(job, tombstone, f"{error}, but it is still listed")
+                return
             except Refused as error:
-                if not self._give_up(job, tombstone, str(error)):
+                if not self._is_refused_for_good(job, tombstone):
                     raise
+                self._give_up(job, tombstone, str(error))
                 return
         lags = self._client.api_version == "v1"  # v2's listings show all once the service's cache was deleted
         if lags and not entries and not tombstone.is_known and self._deletes.look_later(job, tombstone):
@@ -73,13 +79,12 @@ class Deleter:
             tombstones.deleted(self._tree, tombstone)
 
     def _delete_entry(self, entry: Entry) -> None:
+        """Raises NoSuchEntry or Refused if a listing that was asked for after that answer still shows the entry."""
         asked_at = self._clock.monotonic()
         try:
             self._client.delete(entry.id, urgency=Urgency.BACKGROUND)
-        except NoSuchEntry:
-            log.debug("/%s was deleted already", entry.path)
-        except Refused:
-            # v2 gives no reason when the id is unknown: look whether the entry is gone (docs/service.md, "Envelopes")
+        except (NoSuchEntry, Refused):
+            # it may have been deleted already: v2 then gives no reason (docs/service.md, "Envelopes")
             listed = self._find(entry.path, self._round(asked_at))
             if listed is not None and listed.id == entry.id:
                 raise
@@ -96,17 +101,18 @@ class Deleter:
                 self._refused_round = self._clock.monotonic()
             return self._refused_round
 
-    def _give_up(self, job: Job, tombstone: Tombstone, error: str) -> bool:
-        """Give up a delete that was refused for long enough: its name is shown again. False: too early."""
+    def _is_refused_for_good(self, job: Job, tombstone: Tombstone) -> bool:
+        """Whether a delete that was refused now has been refused for long enough to give it up."""
         now = self._clock.monotonic()
         job.first_pause = REFUSED_RETRY
         tombstone.refused_at = min(tombstone.refused_at, now)
-        if now - tombstone.refused_at < REFUSED_BOUND:
-            return False
+        return now - tombstone.refused_at >= REFUSED_BOUND
+
+    def _give_up(self, job: Job, tombstone: Tombstone, error: str) -> None:
+        """Give up a delete: its name is shown again."""
         if self._deletes.give_up(job, tombstone, error):
             log.error("/%s is not deleted, and is shown again: %s", tombstone.path, error)
             tombstones.kept(self._tree, tombstone)
-        return True
 
     def _what_to_delete(self, tombstone: Tombstone) -> list[Entry]:
         """The entries to delete, so that the name is gone on the service, too."""

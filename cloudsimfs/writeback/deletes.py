@@ -2,7 +2,7 @@
 
   * a delete is held back, so that the deletes of a whole folder can become one;
   * the delete of a renamed file waits until the file is stored under its new name (`Tombstone.after`);
-  * an upload that is not listed yet is looked for again, at growing intervals (v1);
+  * what listings may show late, or hide late, is looked for again, at growing intervals;
   * a delete that the service keeps refusing is given up in the end.
 
 What one delete does is in `uploader.delete`.
@@ -24,7 +24,8 @@ from cloudsimfs.journal.rows import TombstoneRow
 from cloudsimfs.writeback.queue import Job, WorkQueue
 
 DELETE_DELAY = 2.0  # seconds a delete is held back
-# Seconds between two looks for an upload that was removed and is not listed yet (v1): ten minutes in all.
+# Seconds between two looks for an upload that was removed and is not listed yet (v1), or for an entry that is listed
+# although the service says that there is none: ten minutes in all.
 LATE_LOOKS = (10.0, 20.0, 40.0, 80.0, 150.0, 300.0)
 
 
@@ -129,7 +130,10 @@ class PendingDeletes:
             return True
 
     def look_later(self, job: Job, tombstone: Tombstone) -> bool:
-        """Look again later: nothing is listed under the name, but may be listed late. False after the last look."""
+        """Look again later, since listings may be late: nothing is listed yet, or it is still listed though gone.
+
+        False after the last look, or if the delete was called off.
+        """
         with self._queue.lock:
             if job.cancelled or tombstone.looks >= len(LATE_LOOKS):
                 return False

@@ -5,11 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from pathlib import Path
 
 import pytest
 
 from cloudsimfs.sandbox import Sandbox
-from harness import MountFactory, errno_of, read_tree, run, wait_until
+from cloudsimfs.writeback.deletes import LATE_LOOKS
+from harness import ROOT, MountFactory, errno_of, read_tree, run, wait_until
+from moving import Ahead
 
 
 def test_a_removed_folder_made_anew_is_empty(box: Sandbox, mount: MountFactory) -> None:
@@ -368,3 +371,21 @@ def test_what_others_have_just_stored_in_a_folder_is_not_removed_by_a_rename(
     box.put(theirs, b"theirs")
     m.flush()
     assert box.files() == {theirs: b"theirs", "e/a": b"a", "e/s/b": b"b"}
+
+
+@pytest.mark.parametrize("api", ["v1"])
+def test_a_404_to_a_delete_of_what_is_still_listed_is_not_believed(
+    box: Sandbox, mount: MountFactory, tmp_path: Path
+) -> None:
+    """Else the file would stay on the service, hidden here for ever."""
+    box.populate({"f": b"f", "kept": b"kept"})
+    clock = Ahead(tmp_path / "ahead")
+    m = mount(program=[str(ROOT / "tests/support/moving.py"), str(tmp_path / "ahead"), "cloudsimfs"])
+    assert len(read_tree(m.path)) == 2
+    box.faults.add("delete", "status", status=404, times=1)
+    (m.path / "f").unlink()
+    m.flush()
+    assert box.paths() == ["f", "kept"]
+    clock.move(LATE_LOOKS[0] + 1)
+    wait_until(lambda: box.paths() == ["kept"], "it is deleted after all")
+    assert m.settle() == {"kept": b"kept"}

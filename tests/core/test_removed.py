@@ -1,0 +1,128 @@
+"""Removed names, with what others do and what the service says, in one process on a clock moved by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from cloudsimfs.sandbox import Sandbox
+from cloudsimfs.vfs.evidence import LATE_DELETES
+from cloudsimfs.writeback.deletes import LATE_LOOKS
+from world import TTL, Ticking, World
+
+HELD = 3.0  # seconds; longer than a delete is held back
+
+
+@pytest.fixture
+def world(box: Sandbox, tmp_path: Path, api: Literal["v1", "v2"]) -> Iterator[World]:
+    made = World(box, tmp_path / "cache", api, Ticking())
+    yield made
+    made.close()
+
+
+def names(world: World, directory: str = "") -> list[str]:
+    return sorted(name for name, _ in world.tree.readdir(directory))
+
+
+def remove(world: World, folder: str, *files: str) -> None:
+    for name in files:
+        world.files.unlink(f"{folder}/{name}")
+    world.files.rmdir(folder)
+
+
+def test_a_folder_listed_under_another_id_stays_hidden_until_its_delete_is_done(box: Sandbox, world: World) -> None:
+    box.populate({"d/f": b"f", "kept": b"kept"})
+    assert (names(world), names(world, "d")) == (["d", "kept"], ["f"])
+    remove(world, "d", "f")
+    box.remove("d")
+    box.populate({"d/new": b"of others"})
+    world.tree.dcache.invalidate("")
+    assert names(world) == ["kept"]
+    world.clock.advance(HELD)
+    world.rest()
+    world.clock.advance(TTL + 1)
+    assert (names(world), names(world, "d")) == (["d", "kept"], ["new"])
+    assert box.paths() == ["d/new", "kept"]
+
+
+def test_a_look_that_is_too_old_is_made_again(box: Sandbox, world: World) -> None:
+    """The delete of a renamed folder waits for its uploads, however long; what was listed before them is no proof."""
+    box.populate({"d/s/f": b"f", "g/s/f": b"g"})
+    for folder in ("", "d", "d/s", "g", "g/s"):
+        names(world, folder)
+    assert world.read("d/s/f") == b"f"
+    world.files.rename("d", "e")  # its upload is not due in this test, before it is drained
+    remove(world, "g/s", "f")
+    world.files.rmdir("g")
+    world.clock.advance(HELD)
+    world.rest()
+    assert box.paths() == ["d/s/f"], "the delete of `g` has listed everything"
+    box.populate({"d/s/new": b"of others"})
+    world.clock.advance(4.0)
+    world.files.writeback.drain(timeout=60)
+    assert box.paths() == ["d/s/new", "e/s/f"]
+
+
+def wrongly_answered(box: Sandbox, world: World, kind: str, **answer: object) -> None:
+    """Remove a file or a folder while deletes are answered so, without being carried out."""
+    box.populate({"f": b"f", "d/x": b"x"})
+    assert (names(world), names(world, "d")) == (["d", "f"], ["x"])
+    box.faults.add("delete", "status", **answer)
+    box.calls.reset()
+    if kind == "file":
+        world.files.unlink("f")
+    else:
+        remove(world, "d", "x")
+    world.clock.advance(HELD)
+    world.rest()
+    assert box.calls.counts()["delete"] >= 1
+    assert names(world) == (["d"] if kind == "file" else ["f"])
+    assert box.paths() == ["d/x", "f"]
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_a_404_to_a_delete_is_believed_once_a_listing_agrees(box: Sandbox, world: World, kind: str) -> None:
+    wrongly_answered(box, world, kind, status=404)
+    world.files.writeback.drain(timeout=60)  # it is no failure, and nobody waits for it
+    box.faults.clear()
+    world.clock.advance(LATE_LOOKS[0] + 1)
+    world.rest()
+    assert box.paths() == (["d/x"] if kind == "file" else ["f"])
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_a_delete_that_is_never_done_is_given_up(box: Sandbox, world: World, kind: str) -> None:
+    wrongly_answered(box, world, kind, status=404)
+    for pause in LATE_LOOKS:
+        world.clock.advance(pause + 1)
+        world.rest()
+    assert names(world) == ["d", "f"]
+    assert list(world.files.writeback.deletes.given_up()) == (["f"] if kind == "file" else ["d"])
+    assert not world.files.writeback.pending()
+    assert not world.files.journal.tombstones()
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_what_is_still_listed_a_minute_after_its_delete_is_shown(box: Sandbox, world: World, kind: str) -> None:
+    wrongly_answered(box, world, kind, status=200, body="true")
+    world.clock.advance(LATE_DELETES + TTL)
+    assert names(world) == ["d", "f"]
+    assert (names(world, "d"), world.read("f")) == (["x"], b"f")
+
+
+def test_a_404_for_what_others_have_deleted_costs_one_look_for_all(box: Sandbox, world: World) -> None:
+    box.populate({f"f{number}": b"f" for number in range(5)})
+    assert len(names(world)) == 5
+    for number in range(5):
+        world.files.unlink(f"f{number}")
+        box.remove(f"f{number}")
+    box.calls.reset()
+    world.clock.advance(HELD)
+    world.rest()
+    counts = box.calls.counts()
+    assert not world.files.writeback.pending()
+    assert counts["delete"] >= 5
+    assert counts["list"] + counts["list-all"] <= 2, counts
