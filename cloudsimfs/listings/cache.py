@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Set
+from dataclasses import dataclass, field, replace
 
 from cachetools import TTLCache
 
@@ -29,11 +29,16 @@ NEVER = -math.inf
 class Listing:
     """The entries of one directory. `asked_at` is monotonic seconds, from before the call.
 
-    NEVER means that the listing is out of date: it serves only while the service cannot be asked.
+    NEVER means that the listing is out of date: it serves only while the service cannot be asked. A listing that is
+    not `complete` shows no name to be absent (docs/architecture.md, invariant 4b): see `absent`.
     """
 
     names: Mapping[str, Entry]
     asked_at: float
+    complete: bool = True
+    unseen: Set[str] = frozenset()  # names of the listing before, which a listing that is not complete has missed
+    # What the service has answered about names that it has missed; None: nothing is there.
+    answers: dict[str, Entry | None] = field(default_factory=dict, compare=False)
 
 
 class ListingCache:
@@ -138,21 +143,22 @@ class ListingCache:
     # -- keeping -----------------------------------------------------------------------------------------
 
     def put(self, path: str, listing: Listing) -> set[str]:
-        """Keep a new listing. Return the names that are new, gone, or of another version."""
+        """Keep a listing, on disk too if complete. Return the names that are new, gone, or of another version."""
         age = self._clock.monotonic() - listing.asked_at
         with self._lock:
             if self._invalidated.since(path, listing.asked_at):
-                listing = Listing(listing.names, NEVER)
+                listing = replace(listing, asked_at=NEVER)
             before = self._known.get(path)
             if before is not None and before.asked_at > listing.asked_at:
                 return set()  # the answer to a later call has come first
             if before is not None:
-                listing = Listing(with_sizes(before.names, listing.names), listing.asked_at)
+                listing = replace(listing, names=with_sizes(before.names, listing.names))
             self._keep_locked(path, listing)
             self._holds.release(path)
             self._forgotten.discard(path)
             self._fresh[path] = listing
-        self._store.save(path, self._clock.now() - age, listing.names)
+        if listing.complete:
+            self._store.save(path, self._clock.now() - age, listing.names)
         return set() if before is None else changed_names(before.names, listing.names)
 
     def _keep_locked(self, path: str, listing: Listing) -> None:
@@ -165,7 +171,7 @@ class ListingCache:
         with self._lock:
             listing = self._known.get(entry.dirname)
             if listing is not None and listing.names.get(entry.name) == entry:
-                self._keep_locked(entry.dirname, Listing({**listing.names, entry.name: newer}, listing.asked_at))
+                self._keep_locked(entry.dirname, replace(listing, names={**listing.names, entry.name: newer}))
                 self._fresh.pop(entry.dirname, None)  # from now on its age decides
 
     def forget(self, path: str) -> None:
@@ -201,7 +207,7 @@ class ListingCache:
             for key in keys:
                 self._fresh.pop(key, None)
                 if key in self._known:
-                    self._known[key] = Listing(self._known[key].names, NEVER)
+                    self._known[key] = replace(self._known[key], asked_at=NEVER)
 
     def expect_changes(self, path: str, seconds: float) -> dict[str, set[str]]:
         """For so long, listings below `path` age quickly. Return the names listed there, by directory."""

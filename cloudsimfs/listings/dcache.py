@@ -34,6 +34,7 @@ from cloudsimfs.errors import (
     TryAgain,
     Unreachable,
 )
+from cloudsimfs.listings.absent import named
 from cloudsimfs.listings.cache import NEVER, Listing, ListingCache, by_folder
 from cloudsimfs.listings.store import ListingStore
 from cloudsimfs.listings.walks import Walks
@@ -252,7 +253,7 @@ class DCache:
         if entry_id is None:
             return Listing({}, asked_at)
         try:
-            entries = self._client.list_directory(entry_id, path)
+            listed = self._client.list_directory(entry_id, path)
         except NoSuchEntry:
             raise NotFound(f"/{path}") from None
         except Refused:
@@ -260,7 +261,12 @@ class DCache:
             if path == paths.ROOT or self._is_listed(path, entry_id, asked_at):
                 raise
             raise NotFound(f"/{path}") from None
-        return Listing({entry.name: entry for entry in entries}, asked_at)
+        names = {entry.name: entry for entry in listed.entries}
+        if listed.complete:
+            return Listing(names, asked_at)
+        known = self.known(path) or Listing({}, NEVER)  # what is not shown to be gone stays
+        unseen = known.names.keys() - names.keys()
+        return Listing({**known.names, **names}, asked_at, complete=False, unseen=unseen)
 
     def _directory_id(self, path: str, since: float | None) -> int | None:
         """The id to list the directory by, from the parent's listing. None: it has none, and is empty."""
@@ -291,11 +297,15 @@ class DCache:
 
     def entry(self, path: str, *, since: float | None = None) -> Entry | None:
         """The listed entry of `path`; None if it is definitely absent. `since` as for `listing`."""
-        directory, name = paths.split(path)
         try:
-            return self.listing(directory, since=since, patient=True).names.get(name)
+            listing = self.listing(paths.parent(path), since=since, patient=True)
         except NotFound:
             return None
+        return self.named(listing, path)
+
+    def named(self, listing: Listing, path: str, *, stale: bool = False) -> Entry | None:
+        """As `absent.named`."""
+        return named(self._client, listing, path, stale=stale)
 
     def _is_listed(self, path: str, entry_id: int, since: float) -> bool:
         entry = self.entry(path, since=since)

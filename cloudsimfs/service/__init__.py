@@ -2,7 +2,7 @@
 
     from cloudsimfs.service import LaunchRequest, connect, load_key
     with connect(base_url="https://service.example", key=load_key("license.json").key) as client:
-        for entry in client.list_directory(0, ""):
+        for entry in client.list_directory(0, "").entries:
             print(entry.path, entry.size)
         run = client.launch(LaunchRequest(cpu="8", ram="highcore", script="openFoam-v2406", folder="case1"))
 
@@ -49,6 +49,7 @@ from cloudsimfs.service.model import (
     Entry,
     Image,
     LaunchRequest,
+    Listed,
     RunStatus,
     Signal,
     Simulation,
@@ -68,6 +69,7 @@ __all__ = [
     "Fetched",
     "Image",
     "LaunchRequest",
+    "Listed",
     "Retry",
     "RunStatus",
     "Signal",

@@ -31,7 +31,8 @@ from cloudsimfs.service.caller import ApiCaller, Outage
 from cloudsimfs.service.credentials import check_key
 from cloudsimfs.service.downloads import Downloads
 from cloudsimfs.service.endpoint import Endpoint, check_base_url
-from cloudsimfs.service.model import Download, Entry, LaunchRequest, Signal, Simulation, Stored, View
+from cloudsimfs.service.folders import Folders
+from cloudsimfs.service.model import Download, Entry, LaunchRequest, Listed, Signal, Simulation, Stored, View
 from cloudsimfs.service.objectstore import Fetched, ObjectStore
 from cloudsimfs.service.paging import all_pages
 from cloudsimfs.service.retry import Retrier, Retry
@@ -90,6 +91,7 @@ class Client:
         self._http = http
         self._caller = caller
         self._versions = Versions(api, caller, clock)
+        self._folders = Folders(caller, self._versions)
         self._store = store
         self._uploads = Uploads(store, clock)
         self._downloads = Downloads(store, caller, self._versions, retrier)
@@ -121,29 +123,16 @@ class Client:
 
     # -- storage: names ---------------------------------------------------------------------------------
 
-    def list_directory(self, entry_id: int, path: str, *, urgency: Urgency = Urgency.NORMAL) -> list[Entry]:
-        """All entries directly in a folder: `path`, with the id `entry_id` (0: the root)."""
-        if self._versions.has_v2("list", urgency):
-            try:
-                return all_pages("GET /storage/index", lambda page: self._page(entry_id, path, page, urgency))
-            except (NotOffered, NoSuchEntry) as error:
-                return self._versions.fall_back("list", error, lambda: self._list_v1(entry_id, path, urgency))
-        return self._list_v1(entry_id, path, urgency)
+    def list_directory(self, entry_id: int, path: str, *, urgency: Urgency = Urgency.NORMAL) -> Listed:
+        """The entries directly in a folder: `path`, with the id `entry_id` (0: the root).
 
-    def _list_v1(self, entry_id: int, path: str, urgency: Urgency) -> list[Entry]:
-        call = v1.list_directory(entry_id)
-        return entries.listing(call, self._caller.call(call, urgency), path)
+        Not complete if a folder of several pages (v2) has changed all the time while they were read.
+        """
+        return self._folders.listing(entry_id, path, urgency)
 
     def list_page(self, entry_id: int, path: str, page: int, *, urgency: Urgency = Urgency.NORMAL) -> list[Entry]:
         """One page (from 1) of a folder, sorted by name. Raises NotOffered in v1, which has no pages."""
-        if not self._versions.has_v2("list", urgency):
-            raise NotOffered("GET /storage/index: API v1 has no pages")
-        return self._page(entry_id, path, page, urgency)[1]
-
-    def _page(self, entry_id: int, path: str, page: int, urgency: Urgency) -> tuple[list[Any], list[Entry]]:
-        call = v2.list_page(entry_id, page)
-        sent = parsing.items(call, self._caller.call(call, urgency), "a listing")
-        return sent, entries.listing(call, sent, path)
+        return self._folders.page(entry_id, path, page, urgency)
 
     def list_all(self, *, urgency: Urgency = Urgency.NORMAL) -> list[Entry]:
         """Every entry of the storage in one call, which is v1's also for v2 accounts. The reply can be large."""
@@ -154,7 +143,7 @@ class Client:
     def view(self, path: str, *, urgency: Urgency = Urgency.NORMAL) -> View | None:
         """What is at `path`; None if certainly nothing. Raises Refused where v2's answer may mean either."""
         if path == paths.ROOT:
-            return View(Entry(0, "", "", True), self.list_directory(0, paths.ROOT, urgency=urgency))
+            return View(Entry(0, "", "", True), self.list_directory(0, paths.ROOT, urgency=urgency).entries)
         _check_text(path)
         call = v2.view(path) if self._versions.in_use(urgency) == "v2" else v1.view(path)
         try:

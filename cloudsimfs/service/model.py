@@ -128,6 +128,14 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
+class Listed:
+    """The direct entries of a folder. If not `complete`, a name that is missing may be there all the same."""
+
+    entries: list[Entry]
+    complete: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class View:
     """What the service has at one path. `children` are a folder's direct entries, None if it did not say."""
 

@@ -1,38 +1,132 @@
-"""Listings in pages, when the service does not say how many there are. Pure: the caller fetches the pages."""
+"""Lists in pages, when the service does not say how many there are. The caller fetches the pages.
+
+A list that others change while its pages are read can lose a name that was there all the time: a delete on an earlier
+page pulls it over the boundary, from a page that is still to be read to one that was read already. `Pager` shows that
+this has not happened, or says that it may have (docs/architecture.md, invariant 4b).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from cloudsimfs.errors import BadReply
-from cloudsimfs.service.model import Entry, Simulation
+from cloudsimfs.service.model import Entry, Listed, Simulation
 
-MAX_PAGES = 20_000  # of one listing; a service that sends more would never end
+MAX_PAGES = 20_000  # of one list; a service that sends more would never end
+PASSES = 3  # how often a folder is read whose pages change meanwhile
 
-Record = TypeVar("Record", Entry, Simulation)
+Order = Literal["asc", "desc"]
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """`sent` counts the entries as they came; some may have been refused, and are not in `entries`."""
+
+    sent: int
+    entries: list[Entry]
+
+
+class Pager:
+    """Lists folders in pages. Thread-safe: what it learns of the service changes only what a listing costs."""
+
+    def __init__(self) -> None:
+        self._mirrored = True  # the service's descending order is the reverse of its ascending one
+
+    def list_folder(
+        self,
+        label: str,
+        page: Callable[[Order, int], Page],
+        instead: Callable[[], Listed | None] = lambda: None,
+    ) -> Listed:
+        """The entries of a folder. Raises BadReply if its pages never end.
+
+        `page(order, number)` fetches one page, from 1. `instead` is asked when there are several pages: it returns
+        the answer of a call that has no pages, or None if there is no such call. Without it, a folder that changes in
+        each of PASSES passes is returned as not complete.
+        """
+        found: dict[int, Entry] = {}
+        for _ in range(PASSES):
+            listed = self._pass(label, page, instead)
+            if listed.complete:
+                return listed
+            found.update((entry.id, entry) for entry in listed.entries)
+        return Listed(list(found.values()), complete=False)
+
+    def _pass(self, label: str, page: Callable[[Order, int], Page], instead: Callable[[], Listed | None]) -> Listed:
+        """Read all pages once. If complete, every name that was there all the time is in the result.
+
+        The proof. The order is fixed, and each page holds all names between its first and its last. Let x be a name
+        that was there all the time, and was read nowhere.
+
+          * The first and the last page of the folder share a name e. If x comes after e, the last page had it. If it
+            comes before e, the first page had it. So there is no such x, and two calls are enough.
+          * Otherwise pages are read on, until one shares a name e with the last page, or is empty. Then all pages
+            before that one are read again, and are the same, without a name twice. So all their entries were there
+            in the meantime. x is not in page 1, so it came after all of page 1, which was full. These entries, a
+            page full, still came before x when page 2 was read. So x was not on an earlier page than the second,
+            and since it was not on that one, it came after page 2, which was full. And so on to the page that ends
+            the pass: x came after it. If that page is empty, nothing did. If it shares e with the last page, x comes
+            after e, so the last page had it.
+
+        An entry that is the same (id, time, size) when it is read again is taken to have been there in between.
+        """
+        first = page("asc", 1)
+        if not first.sent:
+            return Listed([])
+        last = page("desc", 1) if self._mirrored else Page(0, [])
+        met = _meet(first, last)
+        whole = None if met else instead()
+        if whole is not None:
+            return whole
+        pages = [first]
+        while not met and pages[-1].sent:
+            if len(pages) == MAX_PAGES:
+                raise BadReply(f"{label}: more than {MAX_PAGES} pages")
+            pages.append(page("asc", len(pages) + 1))
+            if pages[-1].entries and pages[-1] == pages[-2]:
+                raise BadReply(f"{label}: page {len(pages)} repeats the page before it")
+            met = _meet(pages[-1], last)
+        ids = [entry.id for part in pages[:-1] for entry in part.entries]
+        same = (page("asc", number) == part for number, part in enumerate(pages[:-1], 1))
+        proven = len(set(ids)) == len(ids) and all(same)
+        if proven and not met:
+            self._mirrored = False  # the folder did not change, so the last page would have met one of these
+        entries = {entry.id: entry for part in (last, *pages) for entry in part.entries}
+        return Listed(list(entries.values()), proven)
+
+
+def _meet(page: Page, last: Page) -> bool:
+    """Whether a page of the ascending order ends where the first page of the descending order ends.
+
+    One shared name would do. All are compared, so that a service that takes no notice of the order is found out.
+    """
+    shared = {entry.id for entry in page.entries} & {entry.id for entry in last.entries}
+    ends = page.entries[len(page.entries) - len(shared) :], last.entries[len(last.entries) - len(shared) :]
+    return bool(shared) and [entry.id for entry in ends[0]] == [entry.id for entry in reversed(ends[1])]
 
 
 def all_pages(
     label: str,
-    page: Callable[[int], tuple[list[Any], list[Record]]],
-    enough: Callable[[list[Record]], bool] | None = None,
-) -> list[Record]:
-    """The records of all pages up to the first empty one, or until `enough(records)` is true. Raises BadReply.
+    page: Callable[[int], tuple[list[Any], list[Simulation]]],
+    enough: Callable[[list[Simulation]], bool] | None = None,
+) -> list[Simulation]:
+    """The runs of all pages up to the first empty one, or until `enough(runs)` is true. Raises BadReply.
 
-    `page(number)` fetches one page, from 1, and returns it as sent and parsed. A record that moves to the next page
-    between two calls is returned once.
+    `page(number)` fetches one page, from 1, and returns it as sent and parsed. A run that moves to the next page
+    between two calls is returned once. None moves the other way: the newest come first, and the service deletes none.
     """
-    records: dict[int, Record] = {}
+    runs: dict[int, Simulation] = {}
     previous: list[Any] = []
     for number in range(1, MAX_PAGES + 1):
         sent, parsed = page(number)
         if not sent:
-            return list(records.values())
+            return list(runs.values())
         if sent == previous:
             raise BadReply(f"{label}: page {number} repeats the page before it")
         previous = sent
-        records.update((record.id, record) for record in parsed)
-        if enough is not None and enough(list(records.values())):
-            return list(records.values())
+        runs.update((run.id, run) for run in parsed)
+        if enough is not None and enough(list(runs.values())):
+            return list(runs.values())
     raise BadReply(f"{label}: more than {MAX_PAGES} pages")

@@ -74,9 +74,9 @@ def upload_url(path: str) -> Call:
     return Call("upload-url", "POST", "/storage/upload-url", "v2", json=body)
 
 
-def list_page(entry_id: int, page: int) -> Call:
+def list_page(entry_id: int, page: int, order: str = "asc") -> Call:
     parent = f"parent_id/{entry_id}/" if entry_id else ""
-    path = f"/storage/index/name/asc/{parent}{page}"
+    path = f"/storage/index/name/{order}/{parent}{page}"
     subject = f"folder {entry_id}" if entry_id else None
     return Call("list", "GET", path, "v2", subject=subject, undocumented=True)
 

@@ -36,6 +36,7 @@ class Versions:
         self._clock = clock
         self._probing = threading.Lock()
         self._version: Version | None = None if api == "auto" else api
+        self._mixes = api == "auto"  # v1's call may be made where it is better
         self._probe_at: float | None = None  # monotonic seconds of the next probe; None: none is planned
         self._probe_pause = FIRST_PROBE_PAUSE
         self._probed: Any = None  # the reply by which v2 was found
@@ -107,6 +108,18 @@ class Versions:
         result = instead()
         self._absent.add(operation)
         return result
+
+    def if_better(self, operation: str, call_v1: Callable[[], T]) -> T | None:
+        """The result of v1's call, which is better than v2's. None if it may not be made, or is not offered."""
+        if not self._mixes or self.lacks(operation):
+            return None
+        try:
+            return call_v1()
+        except (NotOffered, KeyRefused, Refused):
+            self._absent.add(operation)
+        except NoSuchEntry:
+            log.debug("%s: v1 does not know an entry that v2 knows", operation)
+        return None
 
     # -- calls that both have -----------------------------------------------------------------------------
 

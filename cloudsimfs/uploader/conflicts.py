@@ -58,7 +58,7 @@ class Conflicts:
         listing = self._tree.dcache.at_hand(directory)
         if listing is None:
             return False
-        theirs = listing.names.get(name)
+        theirs = self._tree.dcache.named(listing, paths.join(directory, name))
         if theirs is None:
             return False  # others have deleted it: ours is simply stored
         with self._tree.changing(), inode.lock:

@@ -101,7 +101,7 @@ def rmdir(tree: Tree, path: str) -> None:
     node = tree.lookup(path)
     if not node.is_dir:
         raise NotDirectory(f"/{path}")
-    listing = tree.listing(path)
+    listing = tree.whole_listing(path)
     above = tree.listing(paths.parent(path))
     with tree.changing():
         remove_folder(tree, path, node, listing, above)

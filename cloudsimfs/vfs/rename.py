@@ -140,7 +140,7 @@ def _rename_folder(tree: Tree, old: str, new: str, source: Node, target: Node | 
     """Rename file by file here; have the service delete the old folder once all are stored under the new name."""
     folders, files = _subtree(tree, old, source)
     listing, above = tree.listing(old), tree.listing(paths.parent(old))
-    replaced = None if target is None else (target, tree.listing(new), tree.listing(paths.parent(new)))
+    replaced = None if target is None else (target, tree.whole_listing(new), tree.listing(paths.parent(new)))
     with tree.changing():
         if replaced is not None:
             remove_folder(tree, new, *replaced)
@@ -171,6 +171,7 @@ def _subtree(tree: Tree, top: str, node: Node) -> tuple[list[tuple[str, Node]], 
     folders: list[tuple[str, Node]] = [(top, node)]
     files: list[tuple[str, Node]] = []
     for directory, _ in folders:
+        tree.whole_listing(directory)
         for name, _attr in tree.readdir(directory, hidden=True):
             path = paths.join(directory, name)
             tree.fetch_size(path)

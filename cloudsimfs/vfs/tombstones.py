@@ -179,14 +179,15 @@ def only_holds(tree: Tree, tombstone: Tombstone, since: float) -> bool:
 
     def check(directory: str) -> bool:
         try:
-            names = tree.dcache.listing(directory, since=since).names
+            listing = tree.dcache.listing(directory, since=since)
         except NotFound:
             if directory == tombstone.path:
                 raise
             return True
         except NotDirectory:
             return False  # a file has its name: delete what is left inside file by file
-        return all(check(entry.path) if entry.is_dir else was_removed(entry) for entry in names.values())
+        inside = listing.names.values()
+        return listing.complete and all(check(it.path) if it.is_dir else was_removed(it) for it in inside)
 
     return check(tombstone.path)
 
@@ -194,7 +195,7 @@ def only_holds(tree: Tree, tombstone: Tombstone, since: float) -> bool:
 def was_replaced(dcache: DCache, entry: Entry) -> bool:
     """Whether the listing at hand shows that others have stored a later file in place of a removed one."""
     listing = dcache.at_hand(entry.dirname)
-    listed = None if listing is None else listing.names.get(entry.name)
+    listed = None if listing is None else dcache.named(listing, entry.path)
     if listed is None or listed.is_dir or not is_later(entry, listed):
         return False
     log.warning("/%s was removed here, but others have stored it again: their file stays", entry.path)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 
 from cloudsimfs import paths
@@ -79,9 +79,11 @@ class Tree:
             item = self.overlay.get(path)
             if isinstance(item, Inode) and item.has_local_truth:
                 return item
+            is_ours = item is not None or self.overlay.implies(path)
         directory, name = paths.split(path)
         try:
-            names = self.listing(directory).names
+            listing = self.listing(directory)
+            entry = listing.names.get(name) if is_ours else self.dcache.named(listing, path, stale=True)
         except ServiceError:
             if isinstance(item, Inode):
                 return item
@@ -90,7 +92,6 @@ class Tree:
             item = self.overlay.get(path)
             if isinstance(item, Inode):
                 return item
-            entry = names.get(name)
             if entry is None and self.overlay.implies(path):
                 entry = unknown_folder(path)
             if entry is None or isinstance(item, Tombstone):
@@ -119,10 +120,23 @@ class Tree:
                 raise
             return Listing({}, 0.0)  # made here and never listed: nothing else is known of it
         with self.lock:
-            if self._seen.get(directory) != listing.asked_at:
+            if listing.complete and self._seen.get(directory) != listing.asked_at:
                 self._seen[directory] = listing.asked_at
                 for verdict in self.overlay.reconcile(directory, listing.names, listing.asked_at):
                     self._settlement.settle(verdict)
+        return listing
+
+    def whole_listing(self, directory: str) -> Listing:
+        """A complete listing: what it lacks is not there. Raises TryAgain if the directory never rests, or as
+        `listing`.
+        """
+        listing = self.listing(directory)
+        if not listing.complete:
+            with suppress(NotFound, NotDirectory):
+                self.dcache.listing(directory, since=self.monotonic())
+            listing = self.listing(directory)
+        if not listing.complete:
+            raise TryAgain(f"/{directory}: others change it all the time; its names cannot be listed for certain")
         return listing
 
     def readdir(self, path: str, *, hidden: bool = False) -> list[tuple[str, Attr]]:

@@ -31,7 +31,7 @@ def content(box: Sandbox, tmp_path: Path) -> Iterator[Content]:
     timeouts, retry = Timeouts(data=0.5), Retry(attempts=2, base=0.01)
     client = connect(base_url=box.url, key=box.key, api="v1", timeouts=timeouts, retry=retry)
     cache = DataCache(tmp_path / "cache", limit=1 << 30, client=client)
-    [entry] = client.list_directory(0, "")
+    [entry] = client.list_directory(0, "").entries
     content = cache.for_entry(entry)
     content.acquire()
     yield content

@@ -1,0 +1,47 @@
+"""Listings of folders: v1's in one call, v2's in pages.
+
+Thread-safe. Keeps nothing but what `Pager` learns of the service.
+"""
+
+from __future__ import annotations
+
+from cloudsimfs.errors import NoSuchEntry, NotOffered
+from cloudsimfs.service import entries, parsing, v1, v2
+from cloudsimfs.service.budget import Urgency
+from cloudsimfs.service.caller import ApiCaller
+from cloudsimfs.service.model import Entry, Listed
+from cloudsimfs.service.paging import Order, Page, Pager
+from cloudsimfs.service.versions import Versions
+
+
+class Folders:
+    def __init__(self, caller: ApiCaller, versions: Versions) -> None:
+        self._caller = caller
+        self._versions = versions
+        self._pager = Pager()
+
+    def listing(self, entry_id: int, path: str, urgency: Urgency) -> Listed:
+        def without_pages() -> Listed:
+            call = v1.list_directory(entry_id)
+            return Listed(entries.listing(call, self._caller.call(call, urgency), path))
+
+        if not self._versions.has_v2("list", urgency):
+            return without_pages()
+        try:
+            return self._pager.list_folder(
+                "GET /storage/index",
+                lambda order, number: self._page(entry_id, path, order, number, urgency),
+                lambda: self._versions.if_better("list without pages", without_pages),
+            )
+        except (NotOffered, NoSuchEntry) as error:
+            return self._versions.fall_back("list", error, without_pages)
+
+    def page(self, entry_id: int, path: str, number: int, urgency: Urgency) -> list[Entry]:
+        if not self._versions.has_v2("list", urgency):
+            raise NotOffered("GET /storage/index: API v1 has no pages")
+        return self._page(entry_id, path, "asc", number, urgency).entries
+
+    def _page(self, entry_id: int, path: str, order: Order, number: int, urgency: Urgency) -> Page:
+        call = v2.list_page(entry_id, number, order)
+        sent = parsing.items(call, self._caller.call(call, urgency), "a listing")
+        return Page(len(sent), entries.listing(call, sent, path))

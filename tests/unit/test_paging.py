@@ -1,0 +1,166 @@
+"""Listings in pages of a folder that changes between them: no name that was there all the time may be lost."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cloudsimfs.errors import BadReply
+from cloudsimfs.service.model import Entry, Listed
+from cloudsimfs.service.paging import PASSES, Order, Page, Pager
+
+KINDS = ("delete", "insert")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Just before the call with this number (from 0): the entry at a place goes, or a new one comes before it."""
+
+    call: int
+    kind: str
+    place: int
+
+
+class Folder:
+    """A folder that changes between the calls, and remembers which entries it had."""
+
+    def __init__(self, count: int, page_size: int, changes: Sequence[Change] = ()) -> None:
+        self.entries = [_entry(number, float(number)) for number in range(count)]
+        self.page_size = page_size
+        self.changes = changes
+        self.calls = 0
+        self.ever = {entry.id for entry in self.entries}
+        self.always = set(self.ever)
+        self.reverse: Callable[[list[Entry]], list[Entry]] = lambda entries: entries[::-1]
+
+    def page(self, order: Order, number: int) -> Page:
+        for change in self.changes:
+            if change.call == self.calls:
+                self._apply(change)
+        self.calls += 1
+        entries = self.entries if order == "asc" else self.reverse(self.entries)
+        part = entries[(number - 1) * self.page_size : number * self.page_size]
+        return Page(len(part), part)
+
+    def _apply(self, change: Change) -> None:
+        place = min(change.place, len(self.entries))
+        if change.kind == "delete":
+            self.always -= {entry.id for entry in self.entries[place : place + 1]}
+            del self.entries[place : place + 1]
+            return
+        below = float(self.entries[place - 1].name) if place else -1000.0
+        above = float(self.entries[place].name) if place < len(self.entries) else below + 1000.0
+        self.entries.insert(place, _entry(len(self.ever), (below + above) / 2))
+        self.ever.add(len(self.ever) + 1)
+
+    def listed(self, pager: Pager | None = None) -> Listed:
+        listed = (pager or Pager()).list_folder("GET", self.page)
+        ids = {entry.id for entry in listed.entries}
+        assert ids <= self.ever
+        assert not listed.complete or self.always <= ids, f"lost {self.always - ids}"
+        return listed
+
+
+def _entry(number: int, place: float) -> Entry:
+    return Entry(number + 1, "d", repr(place), is_dir=False)
+
+
+# -- what it costs ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("count", "calls"), [(0, 1), (1, 2), (9, 2), (10, 2), (11, 2), (19, 2), (20, 4), (29, 4), (30, 6), (100, 20)]
+)
+def test_calls_for_a_quiet_folder(count: int, calls: int) -> None:
+    folder = Folder(count, 10)
+    listed = folder.listed()
+    assert listed.complete
+    assert len(listed.entries) == count
+    assert folder.calls == calls
+
+
+def test_a_call_without_pages_is_made_for_several_pages_only() -> None:
+    whole = Listed([_entry(1, 1.0)])
+    assert Pager().list_folder("GET", (small := Folder(15, 10)).page, lambda: whole) != whole
+    assert Pager().list_folder("GET", (large := Folder(25, 10)).page, lambda: whole) == whole
+    assert (small.calls, large.calls) == (2, 2)
+
+
+# -- changes between the pages --------------------------------------------------------------------------------
+
+
+def _schedules(count: int, page_size: int, calls: int) -> Iterator[tuple[Change, Change]]:
+    """Every two changes, each in front of any call and on any page. What shifts a page is which one has the place."""
+    places = sorted({0, *range(page_size - 1, count + 1, page_size), *range(0, count + 1, page_size), count})
+    single = [Change(call, kind, place) for call in range(calls) for kind in KINDS for place in places]
+    return itertools.product(single, single)
+
+
+@pytest.mark.parametrize(
+    ("page_size", "pages"), [(1, 3), (1, 4), (2, 1), (2, 2), (2, 3), (3, 1), (3, 2), (5, 1), (5, 2)]
+)
+def test_two_changes_anywhere_lose_no_name(page_size: int, pages: int) -> None:
+    for count in {page_size * pages - 1, page_size * pages, page_size * pages + 1}:
+        calls = 2 * pages + 1
+        for changes in _schedules(count, page_size, calls):
+            folder = Folder(count, page_size, changes)
+            try:
+                listed = folder.listed()
+            except BadReply:  # others have put a page full before the boundary: nothing is said about any name
+                assert page_size <= sum(change.kind == "insert" for change in changes)
+                continue
+            assert listed.complete, changes  # two passes may be spoilt: the third one is quiet
+
+
+@settings(max_examples=2000, deadline=None)
+@given(
+    count=st.integers(0, 24),
+    page_size=st.integers(1, 5),
+    changes=st.lists(st.builds(Change, st.integers(0, 30), st.sampled_from(KINDS), st.integers(0, 25)), max_size=12),
+)
+def test_any_changes_lose_no_name(count: int, page_size: int, changes: list[Change]) -> None:
+    try:
+        Folder(count, page_size, changes).listed()
+    except BadReply:
+        assert sum(change.kind == "insert" for change in changes) >= page_size
+
+
+def test_pages_that_are_the_same_again_by_changes_that_cancel_out() -> None:
+    """A name comes and goes twice: page 2 is shifted both times it is read, and page 3 never."""
+    kinds = {2: "insert", 3: "delete", 6: "insert", 7: "delete"}
+    folder = Folder(8, 2, [Change(call, kind, 0) for call, kind in kinds.items()])
+    assert folder.listed().complete  # by the second pass
+    assert folder.calls > 8
+
+
+def test_a_folder_that_never_rests_is_not_complete() -> None:
+    changes = [Change(call, KINDS[call % 2], 0) for call in range(200)]
+    folder = Folder(50, 5, changes)
+    assert not folder.listed().complete
+    assert folder.calls <= PASSES * 20
+
+
+# -- services that sort in another way ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 5, 6, 10, 23])
+@pytest.mark.parametrize("order", ["ignored", "folders first"])
+def test_a_descending_order_that_is_no_mirror_loses_nothing(count: int, order: str) -> None:
+    pager = Pager()
+
+    def make() -> Folder:
+        folder = Folder(count, 5)
+        folder.reverse = (lambda all_: all_) if order == "ignored" else (lambda all_: all_[:2][::-1] + all_[:1:-1])
+        return folder
+
+    first, second = make(), make()
+    for folder in (first, second):
+        listed = folder.listed(pager)
+        assert listed.complete
+        assert len(listed.entries) == count
+    assert second.calls <= first.calls, "what the first listing has shown is not asked again"
