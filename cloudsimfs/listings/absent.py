@@ -6,7 +6,7 @@ Threading: none of its own. What the service answers is kept with the listing; t
 from __future__ import annotations
 
 from cloudsimfs import paths
-from cloudsimfs.errors import Refused, ServiceError
+from cloudsimfs.errors import NotDirectory, NotFound, Refused, ServiceError
 from cloudsimfs.listings.cache import Listing
 from cloudsimfs.service import Client
 from cloudsimfs.service.model import Entry
@@ -47,3 +47,12 @@ def _view(client: Client, path: str) -> Entry | None:
     if refused is not None and client.view(paths.parent(path)) is None:
         raise refused
     return None
+
+
+def as_folder(path: str, entry: Entry | None) -> Entry:
+    """The entry of a directory. Raises NotFound if there is none, NotDirectory."""
+    if entry is None:
+        raise NotFound(f"/{path}")
+    if not entry.is_dir:
+        raise NotDirectory(f"/{path}")
+    return entry

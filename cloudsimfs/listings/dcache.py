@@ -34,12 +34,12 @@ from cloudsimfs.errors import (
     TryAgain,
     Unreachable,
 )
-from cloudsimfs.listings.absent import named
+from cloudsimfs.listings.absent import as_folder, named
 from cloudsimfs.listings.cache import NEVER, Listing, ListingCache, by_folder
 from cloudsimfs.listings.store import ListingStore
 from cloudsimfs.listings.walks import Walks
 from cloudsimfs.service import Client
-from cloudsimfs.service.model import Entry
+from cloudsimfs.service.model import Entry, Listed
 
 log = logging.getLogger(__name__)
 
@@ -248,19 +248,27 @@ class DCache:
             self._on_change(path, changed)
 
     def _fetch(self, path: str, since: float | None) -> Listing:
-        entry_id = self._directory_id(path, since)
+        """The directory's listing, of now. Raises NotFound or NotDirectory if its parent's listing says so."""
+        if path == paths.ROOT:
+            return self._list(path, 0)
+        entry = self.entry(path)
+        if entry is None and since is not None:
+            entry = self.entry(path, since=since)
         asked_at = self._clock.monotonic()
-        if entry_id is None:
-            return Listing({}, asked_at)
         try:
-            listed = self._client.list_directory(entry_id, path)
-        except NoSuchEntry:
-            raise NotFound(f"/{path}") from None
+            return self._list(path, as_folder(path, entry).id)
         except Refused:
-            # v2 refuses an unknown id like anything else (docs/service.md, "Envelopes"): look one level up
-            if path == paths.ROOT or self._is_listed(path, entry_id, asked_at):
-                raise
-            raise NotFound(f"/{path}") from None
+            # A 404 does not prove that the folder is gone (invariant 4c), and v2 refuses an unknown id like anything
+            # else (docs/service.md, "Envelopes"): look one level up. It may be there under another id.
+            return self._list(path, as_folder(path, self.entry(path, since=asked_at)).id)
+
+    def _list(self, path: str, entry_id: int) -> Listing:
+        """List a directory by its id. Raises ServiceError; a 404 as Refused, for it is no ENOENT by itself."""
+        asked_at = self._clock.monotonic()
+        try:
+            listed = self._client.list_directory(entry_id, path) if entry_id or not path else self._look_at(path)
+        except NoSuchEntry as error:
+            raise Refused(str(error)) from None
         names = {entry.name: entry for entry in listed.entries}
         if listed.complete:
             return Listing(names, asked_at)
@@ -268,21 +276,12 @@ class DCache:
         unseen = known.names.keys() - names.keys()
         return Listing({**known.names, **names}, asked_at, complete=False, unseen=unseen)
 
-    def _directory_id(self, path: str, since: float | None) -> int | None:
-        """The id to list the directory by, from the parent's listing. None: it has none, and is empty."""
-        if path == paths.ROOT:
-            return 0
-        entry = self.entry(path)
-        if entry is None and since is not None:
-            entry = self.entry(path, since=since)
-        if entry is None:
-            raise NotFound(f"/{path}")
-        if not entry.is_dir:
-            raise NotDirectory(f"/{path}")
-        if entry.id:
-            return entry.id
-        view = self._client.view(path)  # it appears only in the paths of its files
-        return None if view is None else view.entry.id
+    def _look_at(self, path: str) -> Listed:
+        """List a directory whose id is not known: it appears only in the paths of its files."""
+        view = self._client.view(path)
+        if view is None or not (view.entry.id or view.children):
+            raise Refused(f"/{path}: files are listed in it, but it cannot be looked at")
+        return self._client.list_directory(view.entry.id, path) if view.entry.id else Listed(view.children or [])
 
     def look_into(self, folders: Set[str], *, since: float) -> None:
         """Fetch the listings of these folders in one call where that saves calls. `since` as for `listing`."""
@@ -306,10 +305,6 @@ class DCache:
     def named(self, listing: Listing, path: str, *, stale: bool = False) -> Entry | None:
         """As `absent.named`."""
         return named(self._client, listing, path, stale=stale)
-
-    def _is_listed(self, path: str, entry_id: int, since: float) -> bool:
-        entry = self.entry(path, since=since)
-        return entry is not None and entry.is_dir and entry.id == entry_id
 
     def fetch_size(self, entry: Entry) -> Entry:
         """A file's entry with its size, which the listing lacks: fetched once per version."""

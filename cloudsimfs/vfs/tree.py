@@ -87,6 +87,8 @@ class Tree:
         except ServiceError:
             if isinstance(item, Inode):
                 return item
+            if is_ours and item is None:
+                return unknown_folder(path)  # something is below it here, whatever the service has
             raise
         with self.lock:
             item = self.overlay.get(path)
@@ -118,7 +120,7 @@ class Tree:
         except ServiceError:
             if not (isinstance(item, Inode) and item.is_dir and item.entry is not None and not item.entry.id):
                 raise
-            return Listing({}, 0.0)  # made here and never listed: nothing else is known of it
+            return Listing({}, 0.0, complete=False)  # made here and never listed: nothing else is known of it
         with self.lock:
             if listing.complete and self._seen.get(directory) != listing.asked_at:
                 self._seen[directory] = listing.asked_at
@@ -127,9 +129,7 @@ class Tree:
         return listing
 
     def whole_listing(self, directory: str) -> Listing:
-        """A complete listing: what it lacks is not there. Raises TryAgain if the directory never rests, or as
-        `listing`.
-        """
+        """A complete listing: what it lacks is not there. Raises TryAgain if there is none, or as `listing`."""
         listing = self.listing(directory)
         if not listing.complete:
             with suppress(NotFound, NotDirectory):
