@@ -21,6 +21,7 @@ class Settings:
     link_lag: float = 0.0  # how long after an upload its download link is null
     millis: bool = False  # timeCreated with milliseconds
     page_size: int = 50
+    one_kind: bool = False  # refuse an upload that would make a name a file and a folder
     v2_enabled: bool = True
     hourly_limit: int = 500
     daily_limit: int = 0

@@ -64,6 +64,14 @@ class Store:
         with self._lock:
             return self._put_locked(path, blob, visible, self._clock.now())
 
+    def is_other_kind(self, path: str) -> bool:
+        """Whether a file at `path` would have the name of a folder, or a folder above it that of a file."""
+        with self._lock:
+            folder, above = self._tree.folder_at(path), paths.parent(path)
+            while above != paths.ROOT and self.stored(above) is None:
+                above = paths.parent(above)
+            return above != paths.ROOT or (folder is not None and folder.stored > 0)
+
     def put_data(self, path: str, data: bytes | Path, visible: Visible) -> File:
         """Store a version with these bytes, or with a copy of a local file."""
         return self.put(path, self.blobs.make(data), visible)

@@ -59,6 +59,8 @@ class V1:
     def _upload_url(self, request: ApiRequest) -> Any:
         request.text("contentType")
         path = storage_path(request.text("dirname"), request.text("basename"))
+        if self._settings.one_kind and self._store.is_other_kind(path):
+            raise Refusal(403, "A technical problem has occurred, try again later.")
         return {"url": self._links.upload(path, Visible.LAGGED)}
 
     def _upload_direct(self, request: ApiRequest) -> Any:

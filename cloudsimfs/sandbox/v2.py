@@ -79,6 +79,8 @@ class V2:
     def _upload_url(self, request: ApiRequest) -> Any:
         request.text("contentType")
         path = storage_path(request.text("dirname"), request.text("filename"))
+        if self._settings.one_kind and self._store.is_other_kind(path):
+            raise Refusal(403, "A technical problem has occurred, try again later.")
         return {"url": self._links.upload(path, Visible.CACHED)}
 
     def _download_url(self, request: ApiRequest) -> Any:

@@ -3,6 +3,7 @@
     conflict?     if others have stored a file under the name, ours gets another name and another job
     begin         the inode is UPLOADING; a change calls the upload off (`Content.blocks` checks before each block)
     complete      fetch the bytes that only the service has: of this file, then of others that fetch from its path
+    make room     wait for the deletes of names that cannot be on the service beside this one
     send          from the first byte on, the service may have the file, whether or not an answer arrives
     conclude      journal that it is stored, and release the deletes that waited for it
 
@@ -17,16 +18,23 @@ from dataclasses import dataclass
 
 from cloudsimfs.clock import Clock
 from cloudsimfs.datacache.content import Content
-from cloudsimfs.errors import Cancelled, Stale
+from cloudsimfs.errors import Cancelled, CloudsimfsError, Stale
 from cloudsimfs.inode import Inode, WriteState
 from cloudsimfs.service import Client, Urgency
 from cloudsimfs.service.model import Entry, Stored
 from cloudsimfs.uploader.conflicts import Conflicts
+from cloudsimfs.vfs import tombstones
 from cloudsimfs.vfs.tree import Tree
 from cloudsimfs.writeback.queue import Job
 from cloudsimfs.writeback.uploads import Writeback
 
 log = logging.getLogger(__name__)
+
+ROOM_LOOK = 1.0  # seconds between two looks whether the deletes that an upload waits for are done
+
+
+class _NoRoom(CloudsimfsError):
+    """Deletes must come before the upload."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +63,7 @@ class Uploader:
         self._dcache = tree.dcache
         self._journal = tree.journal
         self._writeback = writeback
+        self._deletes = writeback.deletes
         self._dependents = writeback.dependents
         self._view_cache = writeback.view_cache
         self._meter = writeback.meter
@@ -76,6 +85,9 @@ class Uploader:
             with inode.lock:
                 if inode.is_uploading_locked(attempt.generation):
                     inode.transition_locked("failed")
+            if isinstance(error, _NoRoom):
+                job.again = ROOM_LOOK
+                return
             if isinstance(error, Stale) and self._conflicts.set_aside(inode):
                 raise Cancelled(job.path) from error
             raise
@@ -101,10 +113,14 @@ class Uploader:
         return attempt
 
     def _store(self, attempt: _Attempt) -> Stored:
-        """Have the service store the content. Raises Stale if others have replaced bytes that only it had."""
+        """Have the service store the content.
+
+        Raises Stale if others have replaced bytes that only it had, _NoRoom.
+        """
         job = attempt.job
         attempt.content.complete()
         self._dependents.complete(job.path)
+        self._make_room(job.path)
 
         def body() -> Iterator[bytes]:
             with attempt.inode.lock:
@@ -125,6 +141,23 @@ class Uploader:
             progress=progress,
             urgency=Urgency.BACKGROUND,
         )
+
+    def _make_room(self, path: str) -> None:
+        """Raises _NoRoom as long as deletes must come before a file at `path`.
+
+        They no longer wait for uploads then, which might wait for each other: what they would have waited for is
+        fetched, and is on this disk, before they run.
+        """
+        blocking = tombstones.in_the_way(self._tree, path)
+        for tombstone in blocking:
+            try:
+                for inode in self._deletes.awaited_by(tombstone):
+                    self._writeback.secure(inode)
+            except Stale:
+                continue  # its own upload deals with that
+            self._deletes.hurry(tombstone)
+        if blocking:
+            raise _NoRoom(path)
 
     def _may_arrive_locked(self, inode: Inode) -> None:
         """Note that bytes are about to be sent: from now on the service may have them, whether or not it answers.

@@ -192,6 +192,22 @@ def only_holds(tree: Tree, tombstone: Tombstone, since: float) -> bool:
     return check(tombstone.path)
 
 
+def in_the_way(tree: Tree, path: str) -> list[Tombstone]:
+    """Pending deletes that a file at `path` has to wait for: on the service a name is a file or a folder.
+
+    They are those of names below it, and of a removed file whose name a folder above it has taken. What listings show
+    late is left out: to wait for it may take minutes.
+    """
+    with tree.lock:
+        found = tree.overlay.below(path) if tree.overlay.inside(path) else []
+        removed = [item for _, item in found if isinstance(item, Tombstone)]
+        while (path := paths.parent(path)) != paths.ROOT:
+            folder = tree.overlay.get(path)
+            if isinstance(folder, Inode) and folder.hides is not None:
+                removed.append(folder.hides)
+        return [tombstone for tombstone in removed if not (tombstone.done or tombstone.looks)]
+
+
 def was_replaced(dcache: DCache, entry: Entry) -> bool:
     """Whether the listing at hand shows that others have stored a later file in place of a removed one."""
     listing = dcache.at_hand(entry.dirname)

@@ -103,6 +103,19 @@ class PendingDeletes:
                 if not tombstone.after and tombstone in self._jobs:
                     self._queue.release(self._jobs[tombstone])
 
+    def awaited_by(self, tombstone: Tombstone) -> set[Inode]:
+        """The inodes that must be stored before this delete."""
+        with self._queue.lock:
+            return set(tombstone.after)
+
+    def hurry(self, tombstone: Tombstone) -> None:
+        """Let the delete wait for no upload. Its caller has secured what it waited for (`Writeback.secure`)."""
+        with self._queue.lock:
+            tombstone.after.clear()
+            job = self._jobs.get(tombstone)
+            if job is not None and job.held:
+                self._queue.release(job)
+
     def awaited(self, folder: str, uploads: Mapping[Inode, Job]) -> set[Job]:
         """The deletes that a drain of `folder` waits for, and the jobs of `uploads` that these deletes wait for.
 

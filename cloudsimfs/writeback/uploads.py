@@ -244,6 +244,25 @@ class Writeback:
             job = self._uploads.pop(inode, None)
             return job is not None and not self.queue.cancel(job)
 
+    def secure(self, inode: Inode) -> None:
+        """Have all of a closed file on this disk, so that it survives without the version that it fetches from.
+
+        Raises as `Content.complete`, OSError, or as the journal.
+        """
+        content = inode.content
+        if content is None or content.dropped:
+            return
+        content.acquire()
+        try:
+            content.complete()
+        finally:
+            content.release()
+        with inode.lock:
+            if inode.content is content and inode.committed and not (inode.is_stored or inode.unlinked):
+                self._journal.save_file(file_row(inode, "closed"))
+                self._fsyncer.closed(content)
+        self._fsyncer.sync()
+
     def conclude(self, job: Job, inode: Inode) -> bool:
         """End a job whose upload has ended: journal the inode as stored, and release the deletes that wait for it.
 

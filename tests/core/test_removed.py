@@ -8,9 +8,11 @@ from typing import Literal
 
 import pytest
 
+from cloudsimfs.errors import TryAgain
 from cloudsimfs.sandbox import Sandbox
 from cloudsimfs.vfs.evidence import LATE_DELETES
 from cloudsimfs.writeback.deletes import LATE_LOOKS
+from harness import wait_until
 from world import TTL, Ticking, World
 
 HELD = 3.0  # seconds; longer than a delete is held back
@@ -126,3 +128,26 @@ def test_a_404_for_what_others_have_deleted_costs_one_look_for_all(box: Sandbox,
     assert not world.files.writeback.pending()
     assert counts["delete"] >= 5
     assert counts["list"] + counts["list-all"] <= 2, counts
+
+
+def test_a_delete_that_comes_before_the_upload_of_what_was_moved_there_loses_nothing(
+    box: Sandbox, world: World
+) -> None:
+    """A file takes the name of its folder. When the delete is sent, the journal has all of its bytes."""
+    box.populate({"d/a": bytes(range(200))})
+    assert (names(world), names(world, "d")) == (["d"], ["a"])
+    box.faults.add("delete", "status", status=500)
+    world.files.rename("d/a", "a")
+    world.files.rmdir("d")
+    world.files.rename("a", "d")
+    with pytest.raises(TryAgain):
+        world.files.writeback.drain(timeout=60)
+    wait_until(lambda: box.calls.counts()["delete"], "the delete has been sent")
+    assert box.calls.counts()["upload-url"] == 0
+    (row,) = world.files.journal.files()
+    assert (row.path, row.state, row.bytes.present) == ("d", "closed", ((0, 200),))
+    box.faults.clear()
+    for _ in range(5):
+        world.clock.advance(10.0)
+        world.rest()
+    assert box.files() == {"d": bytes(range(200))}

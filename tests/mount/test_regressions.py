@@ -5,13 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from cloudsimfs.sandbox import Sandbox
 from cloudsimfs.writeback.deletes import LATE_LOOKS
-from harness import ROOT, MountFactory, errno_of, read_tree, run, wait_until
+from harness import ROOT, Mounted, MountFactory, errno_of, read_tree, run, wait_until
 from moving import Ahead
 
 
@@ -389,3 +390,73 @@ def test_a_404_to_a_delete_of_what_is_still_listed_is_not_believed(
     clock.move(LATE_LOOKS[0] + 1)
     wait_until(lambda: box.paths() == ["kept"], "it is deleted after all")
     assert m.settle() == {"kept": b"kept"}
+
+
+def swap(m: Mounted) -> None:
+    """Each file takes the name of the folder that the other was in."""
+    for folder in "de":
+        os.rename(m.path / folder / "a", m.path / f"{folder}.tmp")
+        (m.path / folder).rmdir()
+    os.rename(m.path / "d.tmp", m.path / "e")
+    os.rename(m.path / "e.tmp", m.path / "d")
+
+
+def into_itself(m: Mounted) -> None:
+    """A file goes into a folder that takes its name."""
+    os.rename(m.path / "f", m.path / "f.tmp")
+    (m.path / "f/s").mkdir(parents=True)
+    os.rename(m.path / "f.tmp", m.path / "f/s/f")
+
+
+def over_its_folder(m: Mounted) -> None:
+    """A file takes the name of the folder that it was in."""
+    os.rename(m.path / "d/a", m.path / "d.tmp")
+    (m.path / "d").rmdir()
+    os.rename(m.path / "d.tmp", m.path / "d")
+
+
+def write_over_folder(m: Mounted) -> None:
+    run("rm", "-r", m.path / "d")
+    (m.path / "d").write_bytes(b"x")
+
+
+def write_over_moved_folder(m: Mounted) -> None:
+    os.rename(m.path / "d", m.path / "g")
+    (m.path / "d").write_bytes(b"x")
+
+
+def write_below_file(m: Mounted) -> None:
+    (m.path / "f").unlink()
+    (m.path / "f").mkdir()
+    (m.path / "f/x").write_bytes(b"x")
+
+
+KINDS: dict[Callable[[Mounted], None], dict[str, bytes]] = {
+    swap: {"d": b"e/a", "e": b"d/a", "f": b"f"},
+    into_itself: {"d/a": b"d/a", "e/a": b"e/a", "f/s/f": b"f"},
+    over_its_folder: {"d": b"d/a", "e/a": b"e/a", "f": b"f"},
+    write_over_folder: {"d": b"x", "e/a": b"e/a", "f": b"f"},
+    write_over_moved_folder: {"d": b"x", "g/a": b"d/a", "e/a": b"e/a", "f": b"f"},
+    write_below_file: {"d/a": b"d/a", "e/a": b"e/a", "f/x": b"x"},
+}
+
+
+@pytest.mark.parametrize("crash", [False, True], ids=["", "crash"])
+@pytest.mark.parametrize("change", KINDS, ids=lambda change: change.__name__)
+def test_a_file_that_takes_a_folders_name_comes_after_its_deletes(
+    box: Sandbox, mount: MountFactory, change: Callable[[Mounted], None], crash: bool
+) -> None:
+    """And the other way round: a service may refuse what would make a name a file and a folder."""
+    box.settings.one_kind = True
+    box.populate({name: name.encode() for name in ("d/a", "e/a", "f")})
+    m = mount(write_back=0)
+    change(m)
+    if crash:
+        m.crash()
+    done = m.umount()
+    assert done.returncode == 0, done.stderr
+    assert box.files() == KINDS[change]
+    m.start()
+    assert read_tree(m.path) == KINDS[change]
+    refused = [call for call in box.calls.entries("upload-url") if call.status >= 400]
+    assert refused == []
