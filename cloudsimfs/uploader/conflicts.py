@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 
 from cloudsimfs import paths
 from cloudsimfs.inode import Inode, WriteState
+from cloudsimfs.vfs import tombstones
 from cloudsimfs.vfs.evidence import is_foreign_locked
 from cloudsimfs.vfs.names import conflict_names
 from cloudsimfs.vfs.tree import Tree
@@ -76,23 +77,25 @@ class Conflicts:
         return True
 
     def set_aside(self, inode: Inode) -> bool:
-        """Set aside a changed file that can never be completed. Returns whether it was.
+        """Set aside a changed or renamed file that can never be completed. Returns whether it was.
 
-        Others have replaced it before all of its unchanged bytes were fetched, and nobody has these any more. The
-        changes become a draft (`recovery`), and the name shows what others have stored.
+        Others have replaced it before all of its unchanged bytes were fetched, and nobody has these any more. What is
+        here becomes a draft (`recovery`), and the name shows what the service has. If the file was renamed, its old
+        name shows what others have stored there.
         """
         tree = self._tree
         with tree.changing(), inode.lock:
             content, path = inode.content, inode.path
             waits = inode.state is WriteState.QUEUED and inode.committed and not inode.unlinked and not inode.opens
-            in_place = content is not None and content.source is not None and content.source.entry.path == path
-            if not waits or not in_place or content is None or inode.attr.ino is None:
+            source = None if content is None else content.source
+            if not waits or source is None or inode.attr.ino is None:
                 return False
             tree.keep_for_undo(inode)
             tree.journal.save_draft(draft_row(inode, tree.now_ns(), kept=True), closed=False)
             tree.overlay.pop(path)
             tree.attributes.forget(path)
             tree.writeback.cancel(inode)
+            tombstones.spare(tree, inode, source.entry.path)
         log.error("/%s was replaced on the service; what was changed here is kept: see `cloudsimfs recover`", path)
         tree.refresh(path)
         self._on_conflict(paths.parent(path), {paths.name(path)})

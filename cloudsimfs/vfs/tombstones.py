@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from functools import partial
 
 from cloudsimfs import paths
 from cloudsimfs.errors import NotDirectory, NotFound
@@ -138,6 +139,34 @@ def _take_back(tree: Tree, tombstone: Tombstone) -> bool:
     return in_time
 
 
+def _drop(tree: Tree, tombstone: Tombstone) -> None:
+    """Forget a tombstone without deleting anything."""
+    item = tree.overlay.get(tombstone.path)
+    if item is tombstone:
+        tree.overlay.pop(tombstone.path)
+    if isinstance(item, Inode) and item.hides is tombstone:
+        item.hides = None
+    if item is tombstone or not isinstance(item, Tombstone):
+        tree.journal.drop_tombstone(tombstone.path)
+
+
+def spare(tree: Tree, inode: Inode, path: str) -> None:
+    """Delete nothing under `path`, which the inode was renamed from: others have replaced it, and the file is theirs.
+
+    No delete waits for the inode any longer, since it will not be stored.
+    """
+    for tombstone in tree.pending_deletes.waiting_for(inode):
+        if tombstone.path == path:
+            tree.pending_deletes.call_off(tombstone)
+            _drop(tree, tombstone)
+        else:  # of a folder above it
+            tree.journal.on_rollback(partial(setattr, tombstone, "below", tombstone.below))
+            tombstone.below = [entry for entry in tombstone.below if entry.path != path]
+            tree.pending_deletes.save(tombstone)
+    tree.pending_deletes.release(inode)
+    tree.journal.on_commit(partial(tree.refresh, path))
+
+
 def _hide_files(tree: Tree, tombstone: Tombstone) -> None:
     """Bury the files of a removed folder one by one. If the folder's delete is done, they only stay hidden."""
     for entry in tombstone.below:
@@ -233,13 +262,7 @@ def deleted(tree: Tree, tombstone: Tombstone) -> None:
 def kept(tree: Tree, tombstone: Tombstone) -> None:
     """Drop the tombstone, since the service refuses the delete. The name shows again what is listed under it."""
     with tree.lock, tree.journal.transaction():
-        item = tree.overlay.get(tombstone.path)
-        if item is tombstone:
-            tree.overlay.pop(tombstone.path)
-        if isinstance(item, Inode) and item.hides is tombstone:
-            item.hides = None
-        if item is tombstone or not isinstance(item, Tombstone):
-            tree.journal.drop_tombstone(tombstone.path)
+        _drop(tree, tombstone)
     tree.refresh(tombstone.path)
     if tombstone.is_dir:
         tree.dcache.forget(tombstone.path)  # some of its files may be gone

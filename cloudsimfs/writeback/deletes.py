@@ -92,9 +92,13 @@ class PendingDeletes:
 
         The journal's rows still name it, but replay does not wait for an inode that is stored or gone.
         """
-        with self._queue.lock:
-            waiting = [tombstone for tombstone in self._jobs if inode in tombstone.after]
+        waiting = self.waiting_for(inode)
         self._journal.on_commit(lambda: self._release(waiting, inode))
+
+    def waiting_for(self, inode: Inode) -> list[Tombstone]:
+        """The tombstones whose delete waits for this inode."""
+        with self._queue.lock:
+            return [tombstone for tombstone in self._jobs if inode in tombstone.after]
 
     def _release(self, waiting: list[Tombstone], inode: Inode) -> None:
         with self._queue.lock:

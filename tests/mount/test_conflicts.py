@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cloudsimfs.sandbox import Sandbox
-from harness import Mounted, MountFactory, cloudsimfs, conflict_copies, put_by_others, wait_until
+from harness import Mounted, MountFactory, cloudsimfs, conflict_copies, put_by_others, read_tree, wait_until
 
 
 def write_meanwhile(m: Mounted, data: bytes) -> None:
@@ -197,3 +200,40 @@ def test_an_empty_file_is_ours_too(box: Sandbox, mount: MountFactory) -> None:
     (m.path / ".cloudsimfs/refresh").write_text("f")
     assert os.listdir(m.path) == ["f"]
     assert m.settle() == {"f": b"changed before it was listed"}
+
+
+@pytest.mark.parametrize("renamed", ["file", "changed", "folder", "over another"])
+def test_a_renamed_file_that_others_replace_before_it_was_fetched(
+    box: Sandbox, mount: MountFactory, renamed: str
+) -> None:
+    """Nobody has the bytes of the renamed version any more: the rename ends, theirs stays, and `status` says so."""
+    box.populate({"d/f": b"as it was", "d/other": b"other", "e": b"e"})
+    m = mount(write_back=3600)
+    assert sorted(os.listdir(m.path / "d")) == ["f", "other"]
+    old, new = {"folder": ("d", "new"), "over another": ("d/f", "e")}.get(renamed, ("d/f", "new"))
+    os.rename(m.path / old, m.path / new)
+    moved = "new/f" if renamed == "folder" else new
+    if renamed == "changed":
+        with open(m.path / moved, "r+b") as file:
+            file.write(b"AS")
+    put_by_others(box, "d/f", b"theirs, longer")
+    with contextlib.suppress(OSError):
+        (m.path / ".cloudsimfs/flush").write_text("1")
+    wait_until(lambda: not m.pending(), "the rename ends")
+    other = "new/other" if renamed == "folder" else "d/other"
+    expected = {"d/f": b"theirs, longer", other: b"other", "e": b"e"}
+    assert box.files() == expected
+    wait_until(lambda: read_tree(m.path) == expected, "what the service has shows")
+    status = (m.path / ".cloudsimfs/status").read_text()
+    assert f"/{moved}: " in status, status
+    assert [draft["path"] for draft in drafts(m)] == [moved]
+    m.crash()
+    assert read_tree(m.path) == expected
+
+
+def drafts(m: Mounted) -> list[dict[str, Any]]:
+    done = cloudsimfs("recover", m.path, "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert isinstance(found, list)
+    return found
