@@ -50,6 +50,8 @@ class Settlement:
         """Remove an item that a listing ends, or a tombstone that a folder hides. The caller holds Tree.lock."""
         if self._overlay.get(item.path) is item:
             self._overlay.pop(item.path)
+            if isinstance(item, Tombstone) and entry is None:
+                self._forget_below(item.path)
         if isinstance(item, Tombstone):
             self._journal.drop_tombstone(item.path)
             return
@@ -67,6 +69,13 @@ class Settlement:
                     self._overlay.put(item.path, item)  # still open: new opens share it
                 else:
                     item.replaced = not item.unlinked
+
+    def _forget_below(self, path: str) -> None:
+        """Forget the tombstones below a name that is gone: no listing will be asked for there to end them."""
+        below = self._overlay.below(path) if self._overlay.inside(path) else []
+        for gone in [found for found, item in below if isinstance(item, Tombstone)]:
+            self._overlay.pop(gone)
+            self._journal.drop_tombstone(gone)
 
     def _resend(self, inode: Inode, entry: Entry) -> None:
         """Upload again: the service has lost bytes that it acknowledged. The caller holds Tree.lock."""

@@ -151,3 +151,20 @@ def test_a_delete_that_comes_before_the_upload_of_what_was_moved_there_loses_not
         world.clock.advance(10.0)
         world.rest()
     assert box.files() == {"d": bytes(range(200))}
+
+
+def test_nothing_is_left_of_a_removed_folder_once_a_listing_agrees(box: Sandbox, world: World) -> None:
+    """Also of files that were deleted one by one, since a file had taken the folder's name."""
+    box.populate({"d/a": b"a", "d/s/b": b"b", "kept": b"kept"})
+    assert (names(world), names(world, "d"), names(world, "d/s")) == (["d", "kept"], ["a", "s"], ["b"])
+    remove(world, "d/s", "b")
+    remove(world, "d", "a")
+    world.write("d", b"x")
+    world.files.unlink("d")
+    for _ in range(3):
+        world.clock.advance(TTL)
+        world.rest()
+        assert names(world) == ["kept"]
+    assert box.paths() == ["kept"]
+    assert world.files.journal.tombstones() == []
+    assert world.tree.overlay.below("") == []
