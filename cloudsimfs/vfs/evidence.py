@@ -28,8 +28,9 @@ def tombstone_is_settled(tombstone: Tombstone, entry: Entry | None, asked_at: fl
     removed = tombstone.entry
     if entry.is_dir:  # a folder of others has another id; the tombstone of a file may hide a removed folder, too
         return tombstone.is_dir and removed is not None and removed.id not in (0, entry.id)
-    # nothing was found, and this has come since; or it is a new file of others, as the version shows
-    return removed is None or removed.is_dir or entry.fingerprint != removed.fingerprint
+    if removed is None or removed.is_dir:
+        return True  # nothing was found to delete, or no file: this has come since
+    return removed.id != 0 and entry.fingerprint != removed.fingerprint  # a new file of others
 
 
 def inode_is_settled(inode: Inode, entry: Entry | None, asked_at: float) -> bool:

@@ -113,6 +113,18 @@ class Overlay:
             and any(isinstance(item, Inode) for item in names.values())
         }
 
+    def hides_file(self, directory: str) -> bool:
+        """Whether a removed file may still be listed under the name of the directory, or of one above it.
+
+        The next listing of the directory may fail then, so what was made in it stays in the overlay.
+        """
+        while directory != paths.ROOT:
+            item = self.get(directory)
+            if isinstance(item, Inode) and item.hides is not None:
+                return True
+            directory = paths.parent(directory)
+        return False
+
     def reconcile(self, directory: str, names: Mapping[str, Entry], asked_at: float) -> list[Verdict]:
         """Compare every item of a directory with a listing of it. Returns which items the listing ends.
 

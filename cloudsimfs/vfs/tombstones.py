@@ -97,7 +97,8 @@ def claim_for_file(tree: Tree, path: str) -> tuple[Entry | None, bool]:
     begun = not _take_back(tree, tombstone)
     if tombstone.is_dir:
         return None, False
-    return tombstone.entry, begun or tombstone.entry is None
+    known = tombstone.entry if tombstone.entry is not None and tombstone.entry.id else None
+    return known, begun or known is None
 
 
 def claim_for_folder(tree: Tree, path: str) -> Tombstone | None:
@@ -170,8 +171,8 @@ def spare(tree: Tree, inode: Inode, path: str) -> None:
 def _hide_files(tree: Tree, tombstone: Tombstone) -> None:
     """Bury the files of a removed folder one by one. If the folder's delete is done, they only stay hidden."""
     for entry in tombstone.below:
-        removed = Tombstone(entry.path, entry if entry.id else None)
-        if tombstone.done:
+        removed = Tombstone(entry.path, entry if entry.id or tombstone.done else None)
+        if tombstone.done:  # with the folder, whatever it was
             removed.finish(tree.monotonic())
             tree.overlay.put(entry.path, removed)
             tree.pending_deletes.save(removed)

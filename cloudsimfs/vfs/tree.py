@@ -122,7 +122,8 @@ class Tree:
                 raise
             return Listing({}, 0.0, complete=False)  # made here and never listed: nothing else is known of it
         with self.lock:
-            if listing.complete and self._seen.get(directory) != listing.asked_at:
+            is_news = listing.complete and self._seen.get(directory) != listing.asked_at
+            if is_news and not self.overlay.hides_file(directory):
                 self._seen[directory] = listing.asked_at
                 for verdict in self.overlay.reconcile(directory, listing.names, listing.asked_at):
                     self._settlement.settle(verdict)

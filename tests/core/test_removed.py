@@ -168,3 +168,49 @@ def test_nothing_is_left_of_a_removed_folder_once_a_listing_agrees(box: Sandbox,
     assert box.paths() == ["kept"]
     assert world.files.journal.tombstones() == []
     assert world.tree.overlay.below("") == []
+
+
+def settled(world: World, seconds: float) -> None:
+    world.clock.advance(seconds)
+    world.box.advance(seconds)
+    world.rest()
+
+
+def test_a_file_deleted_with_its_folder_before_it_was_listed_does_not_come_back(box: Sandbox, world: World) -> None:
+    """The folder's name is used again while listings still show what was in it."""
+    box.settings.delete_lag = 30
+    box.put("d/seen", b"seen")
+    assert (names(world), names(world, "d")) == (["d"], ["seen"])
+    world.write("d/f", b"f")
+    world.files.writeback.drain(timeout=60)
+    remove(world, "d", "f", "seen")
+    settled(world, HELD)
+    assert box.paths() == []
+    world.files.mkdir("d", 0o755)
+    for _ in range(3):
+        world.tree.dcache.invalidate("")
+        world.tree.dcache.invalidate("d")
+        assert (names(world), names(world, "d")) == (["d"], [])
+
+
+@pytest.mark.parametrize("api", ["v1"])
+def test_files_below_the_name_of_a_removed_file_show_while_that_is_still_listed(box: Sandbox, world: World) -> None:
+    """Their folder cannot be listed by every listing then: no listing ends what was made there."""
+    box.settings.delete_lag = 30
+    box.put("d", b"a file")
+    assert names(world) == ["d"]
+    world.files.unlink("d")
+    world.files.mkdir("d", 0o755)
+    world.files.mkdir("d/s", 0o755)
+    world.write("d/s/f", b"f")
+    world.files.writeback.drain(timeout=60)
+    settled(world, HELD)
+    assert box.paths() == ["d/s/f"]
+    world.tree.dcache._fetch_everything()  # as for a walk: it lists `d` as a file and as a folder
+    for _ in range(3):
+        assert (names(world), names(world, "d"), names(world, "d/s")) == (["d"], ["s"], ["f"])
+        for folder in ("", "d", "d/s"):
+            world.tree.dcache.invalidate(folder)
+    settled(world, TTL)
+    assert (names(world), names(world, "d"), names(world, "d/s")) == (["d"], ["s"], ["f"])
+    assert world.read("d/s/f") == b"f"

@@ -16,7 +16,7 @@ from cloudsimfs.vfs.evidence import (
     is_foreign_locked,
     tombstone_is_settled,
 )
-from cloudsimfs.vfs.names import unknown_folder
+from cloudsimfs.vfs.names import unknown_file, unknown_folder
 
 NOW = 1000.0
 
@@ -63,6 +63,7 @@ def test_a_removed_folder_of_unknown_id() -> None:
         (file(), file(), LATE_DELETES + 1, True),  # it is there after all
         (file(), file(mtime_ns=99 * 10**9), 1.0, True),  # a new file of others
         (None, file(), 1.0, True),  # nothing was found to delete: it has come since
+        (unknown_file("d/f"), file(), 1.0, False),  # deleted with its folder before its id was known
         (file(), folder(), 1.0, False),  # the file may have taken the name of a folder removed before it
         (file(), folder(), LATE_DELETES + 1, True),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Set
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -13,6 +14,7 @@ from cloudsimfs.listings.cache import Listing
 from cloudsimfs.listings.dcache import DCache
 from cloudsimfs.service.model import Entry
 from cloudsimfs.vfs.tombstones import only_holds, was_replaced
+from cloudsimfs.vfs.tree import Tree
 
 OURS = Entry(2, "d", "f", is_dir=False, size=1, mtime_ns=10**18)
 
@@ -40,8 +42,8 @@ class OneListing:
 def test_a_folder_is_deleted_as_one_on_a_complete_listing_only(complete: bool) -> None:
     tombstone = Tombstone("d", Entry(1, "", "d", is_dir=True), is_dir=True)
     tombstone.below = [OURS]
-    dcache = cast(DCache, OneListing(Listing({"f": OURS}, 1.0, complete)))
-    assert only_holds(dcache, tombstone, 0.0) is complete
+    tree = cast(Tree, SimpleNamespace(dcache=OneListing(Listing({"f": OURS}, 1.0, complete))))
+    assert only_holds(tree, tombstone, 0.0) is complete
 
 
 def test_a_later_file_that_a_listing_missed_is_not_deleted() -> None:
