@@ -62,6 +62,9 @@ def bury_folder(
             tree.pending_deletes.call_off(item)  # one that has begun may fail, so it is asked for again
             tombstone.below += item.below if item.is_dir else [item.entry or unknown_file(below)]
             awaited |= item.after
+            if item.is_dir and not item.below:
+                hide_folder(tree, below)  # none of its files will tell of it (`_hide_folders`)
+                continue
             tree.overlay.pop(below)
             tree.journal.drop_tombstone(below)
     if tombstone.below or (empty and entry.id):

@@ -214,3 +214,20 @@ def test_files_below_the_name_of_a_removed_file_show_while_that_is_still_listed(
     settled(world, TTL)
     assert (names(world), names(world, "d"), names(world, "d/s")) == (["d"], ["s"], ["f"])
     assert world.read("d/s/f") == b"f"
+
+
+def test_an_empty_folder_inside_a_removed_one_does_not_come_back(box: Sandbox, world: World) -> None:
+    """Its own delete is part of the outer folder's; nothing else tells of it once that name is used again."""
+    box.settings.delete_lag = 30
+    box.populate({"d/s/f": b"f", "d/g": b"g"})
+    assert (names(world), names(world, "d"), names(world, "d/s")) == (["d"], ["g", "s"], ["f"])
+    remove(world, "d/s", "f")
+    settled(world, HELD)
+    world.files.mkdir("d/s", 0o755)
+    world.files.rmdir("d/s")
+    remove(world, "d", "g")
+    world.files.mkdir("d", 0o755)
+    for _ in range(3):
+        world.tree.dcache.invalidate("")
+        world.tree.dcache.invalidate("d")
+        assert (names(world), names(world, "d")) == (["d"], [])
