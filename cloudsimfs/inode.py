@@ -22,7 +22,7 @@ import math
 import stat
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from cloudsimfs.service.model import Entry
@@ -90,6 +90,28 @@ class LocalAttr:
     version: tuple[int, int, int] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """An upload whose bytes were sent: the service may have it under the name, whether or not it answered."""
+
+    generation: int  # of the inode; 0: of another inode that had the name before
+    size: int  # bytes
+    answered: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """What a file here is based on: all that its name may lead to on the service without others having changed it.
+
+    That is the version that was listed last, and the uploads from here that have begun since.
+    """
+
+    entry: Entry | None = None  # None: nothing was listed
+    uploaded: bool = False  # an upload has begun since; if `sent` is empty, nothing more is known of it
+    stored_ns: int | None = None  # ns, by the store's clock, of the last upload that was answered
+    sent: tuple[Sent, ...] = ()  # that upload, and those that were never answered
+
+
 @dataclass(slots=True, eq=False)
 class InodeState:
     """The fields of an inode that may change. They are restored when a step fails.
@@ -117,12 +139,13 @@ class InodeState:
     pinned: bool = False  # the content is acquired for the open handles
     opens: int = 0  # Tree
     writers: int = 0  # Tree
-    uploaded: bool = False  # an upload has begun since `entry` was listed: the service may have a newer file
-    based_at: float = math.inf  # monotonic seconds; when `entry` became the base
-    stored_ns: int | None = None  # ns, by the store's clock, of our last upload; a file with a later time is not ours
-    stored_size: int = -1  # bytes of that upload
-    stored_at: float = math.inf  # monotonic seconds of its end, or of the replay
-    in_doubt: bool = False  # another upload has begun since, and its outcome is not known
+    uploaded: bool = False  # as in `Base`, with `entry`
+    stored_ns: int | None = None  # as in `Base`
+    sent: tuple[Sent, ...] = ()  # as in `Base`
+    stored_at: float = math.inf  # monotonic seconds of the end of our last upload, or of the replay
+    # Monotonic seconds: the replay, or the last upload that failed. Only a listing asked for later tells what others
+    # have done.
+    look_after: float = -math.inf
     local_only: bool = False  # Tree; its name never leaves this machine (`names.is_local_name`)
 
 
@@ -147,12 +170,29 @@ class Inode(InodeState):
 
         return restore
 
-    def rebase_locked(self, entry: Entry | None, *, uploaded: bool, at: float) -> None:
-        """Record what the service has under the name from now on (`at`, monotonic seconds). The caller holds `lock`.
+    def base_locked(self) -> Base:
+        """What another inode that takes the name is based on. The caller holds `lock`."""
+        sent = tuple(replace(upload, generation=0) for upload in self.sent)
+        return Base(self.entry, self.uploaded, self.stored_ns, sent)
 
-        `uploaded`: it may also have an upload of ours that is newer than `entry`.
+    def rebase_locked(self, base: Base) -> None:
+        """Record what the service has under the name from now on. The caller holds `lock`."""
+        self.entry, self.uploaded, self.stored_ns, self.sent = base.entry, base.uploaded, base.stored_ns, base.sent
+
+    def may_arrive_locked(self, size: int) -> None:
+        """Note that the last of `size` bytes is about to be sent. The caller holds `lock`."""
+        before = (upload for upload in self.sent if upload.generation != self.generation)
+        self.uploaded, self.sent = True, (*before, Sent(self.generation, size))
+
+    def arrived_locked(self, generation: int, stored_ns: int | None, at: float) -> None:
+        """Note the store's answer to that, at `at` (monotonic seconds). The caller holds `lock`.
+
+        Uploads of other generations that were never answered may still be stored, over this one.
         """
-        self.entry, self.uploaded, self.based_at = entry, uploaded, at
+        answered = [replace(upload, answered=True) for upload in self.sent if upload.generation == generation]
+        if answered:  # else it has another name now
+            others = (upload for upload in self.sent if upload.generation != generation and not upload.answered)
+            self.sent, self.stored_ns, self.stored_at = (*others, *answered), stored_ns, at
 
     def transition_locked(self, event: str) -> None:
         """Take a step of TRANSITIONS; any other is a bug. The caller holds `lock`."""
@@ -241,6 +281,7 @@ class Tombstone:
         )
         self.refused_at = math.inf  # monotonic seconds; when the service first refused to delete it
         self.others_stay = False  # the folder itself is not deleted, because others have put something there
+        self.base = Base(entry, uploaded=entry is None)  # of a file that takes the name again
 
     @property
     def is_known(self) -> bool:

@@ -29,12 +29,13 @@ Threading: any thread may save and read; the lock, the last in the order, is the
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 
 from cloudsimfs.datacache.state import ContentState
-from cloudsimfs.inode import LocalAttr
+from cloudsimfs.inode import Base, LocalAttr, Sent
 from cloudsimfs.journal.database import Database
 from cloudsimfs.journal.rows import (
     DraftRow,
@@ -48,8 +49,8 @@ from cloudsimfs.journal.rows import (
     unpack,
     unpack_version,
 )
-from cloudsimfs.journal.schema import DRAFTS, EVERYTHING, FILES, SCHEMA, SCHEMA_VERSION
-from cloudsimfs.service.model import Entry, LaunchRequest
+from cloudsimfs.journal.schema import DRAFTS, EVERYTHING, FILES, SCHEMA, SCHEMA_VERSION, SENT
+from cloudsimfs.service.model import LaunchRequest
 
 
 class Journal:
@@ -106,6 +107,7 @@ class Journal:
                 row.stored_ns,
                 *pack_bytes(row.bytes),
             )
+            self._save_sent(row.ino, row.sent)
 
     def save_draft(self, row: DraftRow, *, closed: bool) -> None:
         """Record what is being written. `closed`: the closed state stays; without it, its bytes are gone."""
@@ -125,20 +127,30 @@ class Journal:
                 *pack_bytes(row.bytes),
             )
 
-    def move_file(self, ino: int, path: str, base: Entry | None, *, uploaded: bool) -> None:
+    def move_file(self, ino: int, path: str, base: Base) -> None:
         """Record a closed state's new name, under which it is to be uploaded."""
         with self.transaction():
             self._db.run("DELETE FROM file WHERE path = ? AND ino <> ?", path, ino)
             self._db.run(
-                "UPDATE file SET path = ?, state = 'closed', base = ?, uploaded = ?, stored_ns = NULL WHERE ino = ?",
+                "UPDATE file SET path = ?, state = 'closed', base = ?, uploaded = ?, stored_ns = ? WHERE ino = ?",
                 path,
-                pack(base),
-                uploaded,
+                pack(base.entry),
+                base.uploaded,
+                base.stored_ns,
                 ino,
             )
+            self._save_sent(ino, base.sent)
 
-    def mark_uploaded(self, ino: int) -> None:
-        self._db.run("UPDATE file SET uploaded = 1 WHERE ino = ?", ino)
+    def mark_uploaded(self, ino: int, sent: Iterable[Sent]) -> None:
+        """Record that an upload of the file may have arrived; `sent` are all those since its base was listed."""
+        with self.transaction():
+            self._db.run("UPDATE file SET uploaded = 1 WHERE ino = ?", ino)
+            self._save_sent(ino, sent)
+
+    def _save_sent(self, ino: int, sent: Iterable[Sent]) -> None:
+        self._db.run("DELETE FROM sent WHERE ino = ?", ino)
+        for upload in sent:
+            self._db.run("INSERT INTO sent VALUES (?,?,?,?)", ino, upload.generation, upload.size, upload.answered)
 
     def drop_file(self, ino: int) -> None:
         """Forget a file: the service has all of it, or it is removed."""
@@ -147,7 +159,11 @@ class Journal:
             self._db.run("DELETE FROM draft WHERE ino = ? AND NOT kept", ino)
 
     def files(self) -> list[FileRow]:
-        return [file_row(values) for values in self._db.rows(FILES)]
+        sent: dict[int, tuple[Sent, ...]] = {}
+        for ino, generation, size, answered in self._db.rows(SENT):
+            sent[ino] = (*sent.get(ino, ()), Sent(generation, size, bool(answered)))
+        rows = [file_row(values) for values in self._db.rows(FILES)]
+        return [replace(row, sent=sent.get(row.ino, ())) for row in rows]
 
     def drafts(self) -> list[DraftRow]:
         return [draft_row(values) for values in self._db.rows(DRAFTS)]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cloudsimfs.datacache.state import ContentState
+from cloudsimfs.inode import Sent
 from cloudsimfs.service.model import Entry, LaunchRequest
 
 
@@ -22,6 +23,7 @@ class FileRow:
     base: Entry | None
     stored_ns: int | None
     bytes: ContentState
+    sent: tuple[Sent, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,15 @@ CREATE TABLE IF NOT EXISTS file (          -- the last closed state of each file
   remote_end INTEGER NOT NULL,             -- bytes beyond this are local (0 if source is NULL)
   present    TEXT NOT NULL                 -- JSON list of [start, end) below remote_end that the backing file holds
 );
+CREATE TABLE IF NOT EXISTS sent (          -- uploads of a file since base was listed, if the service may have them
+  ino        INTEGER NOT NULL,
+  generation INTEGER NOT NULL,             -- of the inode; 0: of another that had the name before
+  size       INTEGER NOT NULL,             -- bytes
+  answered   INTEGER NOT NULL              -- 0: the outcome is not known
+);
+CREATE TRIGGER IF NOT EXISTS file_dropped AFTER DELETE ON file BEGIN
+  DELETE FROM sent WHERE ino = old.ino;
+END;
 CREATE TABLE IF NOT EXISTS draft (         -- bytes written since the last close; the names as in file
   ino        INTEGER NOT NULL,
   path       TEXT NOT NULL,
@@ -68,8 +77,9 @@ CREATE TABLE IF NOT EXISTS adopted (       -- the handovers that were taken in h
 );
 """
 
-EVERYTHING = ("file", "draft", "folder", "gone", "launch", "attr", "handover")
+EVERYTHING = ("file", "sent", "draft", "folder", "gone", "launch", "attr", "handover")
 """What belongs to the key whose directory it is: all tables but `adopted`."""
 
 FILES = "SELECT * FROM file ORDER BY rowid"
+SENT = "SELECT ino, generation, size, answered FROM sent ORDER BY rowid"
 DRAFTS = "SELECT * FROM draft ORDER BY rowid"

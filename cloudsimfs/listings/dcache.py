@@ -12,6 +12,7 @@ listing cache; no other is taken under it.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Set
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -131,13 +132,17 @@ class DCache:
 
     # -- asking ------------------------------------------------------------------------------------------
 
-    def at_hand(self, path: str) -> Listing | None:
-        """A listing that shows what others have changed. Costs a call only if the last one is older than
-        EVIDENCE_AGE, as after days without a network. None if the directory was never listed, or exists no more.
+    def at_hand(self, path: str, *, since: float = -math.inf) -> Listing | None:
+        """A listing that shows what others have changed, asked for after `since` (monotonic seconds).
+
+        Costs a call only if the last one is older than that, or than EVIDENCE_AGE. None if the directory exists no
+        more, or was never listed and that will do, as no `since` is given. Raises the ServiceError of the call.
         """
-        listing, oldest = self.known(path), self._clock.monotonic() - EVIDENCE_AGE
-        if listing is None or listing.asked_at >= oldest:
+        listing, oldest = self.known(path), max(since, self._clock.monotonic() - EVIDENCE_AGE)
+        if listing is not None and listing.asked_at >= oldest:
             return listing
+        if listing is None and since == -math.inf:
+            return None
         try:
             return self.listing(path, since=oldest)
         except (NotFound, NotDirectory):

@@ -3,9 +3,12 @@
     f                               what others have stored
     f.conflict-HOST-TIME            what was closed here, if all of its bytes are here; else it becomes a draft
 
-Conflicts are looked for just before an upload. The proof is a listing that shows another version than the one our
-file is based on. That version must not be our own upload, listed late (`evidence`). Without proof there is no
-conflict. The listing at hand will do, so that a save costs no call (`DCache.at_hand`).
+The rule: an upload replaces nothing but what our file is based on (`inode.Base`), as far as is known. It is asked for
+three times: before the upload begins (`evade`), before its first byte is sent (`look`), and before its last, which
+makes the file (`is_overtaken_locked`). The proof is a listing that shows a version which the file is not based on
+(`evidence`). Without proof there is no conflict. The listing at hand will do, so that a save costs no call
+(`DCache.at_hand`). After trouble it will not: once an upload has failed, or was left to the next mount, others have
+had time to change the file, and its folder is listed again.
 
 Threading: called by upload workers with no lock held.
 """
@@ -18,7 +21,9 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from cloudsimfs import paths
-from cloudsimfs.inode import Inode, WriteState
+from cloudsimfs.errors import ServerFault, ServiceError, TimedOut, TryAgain, Unreachable
+from cloudsimfs.inode import Base, Inode, WriteState
+from cloudsimfs.service.model import Entry
 from cloudsimfs.vfs import tombstones
 from cloudsimfs.vfs.evidence import is_foreign_locked
 from cloudsimfs.vfs.names import conflict_names
@@ -28,6 +33,10 @@ from cloudsimfs.writeback.rows import draft_row
 log = logging.getLogger(__name__)
 
 REMEMBERED = 100  # conflicts shown by `status`
+
+
+class Overtaken(TryAgain):
+    """Others have changed a file that is about to be uploaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +66,12 @@ class Conflicts:
         """
         directory, name = paths.split(inode.path)
         listing = self._tree.dcache.at_hand(directory)
-        if listing is None:
-            return False
-        theirs = self._tree.dcache.named(listing, paths.join(directory, name))
-        if theirs is None:
+        theirs = None if listing is None else self._tree.dcache.named(listing, inode.path)
+        if listing is None or theirs is None:
             return False  # others have deleted it: ours is simply stored
         with self._tree.changing(), inode.lock:
-            if listing.asked_at <= inode.based_at:
-                return False  # known when the inode got its base: no news
             waits = inode.state is WriteState.QUEUED and inode.committed and not inode.unlinked
-            if not waits or inode.path != theirs.path or not is_foreign_locked(inode, theirs):
+            if not waits or not is_overtaken_locked(inode, theirs):
                 return False
             ours = self._free_name_locked(theirs.path, listing.names.keys())
             _move_aside_locked(self._tree, inode, ours)
@@ -75,6 +80,20 @@ class Conflicts:
             self._found = [*self._found, Conflict(theirs.path, ours)][-REMEMBERED:]
         self._on_conflict(directory, {name})
         return True
+
+    def look(self, inode: Inode) -> None:
+        """Look whether others have changed the file, if what is known of its folder is from before the last trouble.
+
+        This costs one call, which all files of the folder share. Raises Overtaken, or ServiceError if it fails.
+        """
+        try:
+            listing = self._tree.dcache.at_hand(paths.parent(inode.path), since=inode.look_after)
+            theirs = None if listing is None else self._tree.dcache.named(listing, inode.path)
+        except (ServerFault, TimedOut, Unreachable) as error:  # it is not the object store that has failed
+            raise ServiceError(f"/{inode.path}: its folder could not be looked at: {error}") from error
+        with inode.lock:
+            if is_overtaken_locked(inode, theirs):
+                raise Overtaken(f"/{inode.path} was changed on the service too")
 
     def set_aside(self, inode: Inode) -> bool:
         """Set aside a changed or renamed file that can never be completed. Returns whether it was.
@@ -110,6 +129,11 @@ class Conflicts:
         )
 
 
+def is_overtaken_locked(inode: Inode, theirs: Entry | None) -> bool:
+    """Whether what is listed under its name shows that others have changed it. The caller holds the inode's lock."""
+    return theirs is not None and theirs.path == inode.path and is_foreign_locked(inode, theirs)
+
+
 def _move_aside_locked(tree: Tree, inode: Inode, path: str) -> None:
     """Give a closed, waiting inode a free name and queue it there. The caller holds Tree.lock and the inode's."""
     old = inode.path
@@ -118,8 +142,8 @@ def _move_aside_locked(tree: Tree, inode: Inode, path: str) -> None:
     if tree.overlay.get(old) is inode:
         tree.overlay.pop(old)
     inode.attr = replace(inode.attr, mtime_ns=tree.attributes.of(old, inode).mtime_ns, version=None)
-    inode.path, inode.stored_ns = path, None
-    inode.rebase_locked(None, uploaded=False, at=tree.monotonic())
+    inode.path = path
+    inode.rebase_locked(Base())
     tree.overlay.put(path, inode)
     tree.attributes.forget(old)
     tree.attributes.keep(path, inode.attr)

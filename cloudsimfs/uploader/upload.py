@@ -4,7 +4,8 @@
     begin         the inode is UPLOADING; a change calls the upload off (`Content.blocks` checks before each block)
     complete      fetch the bytes that only the service has: of this file, then of others that fetch from its path
     make room     wait for the deletes of names that cannot be on the service beside this one
-    send          from the first byte on, the service may have the file, whether or not an answer arrives
+    conflict?     again before the first byte, and before the last: the link may have been long in coming
+    send          a store takes whole files only: from the last byte on, it may have this one, answered or not
     conclude      journal that it is stored, and release the deletes that waited for it
 
 Threading: `run` is called by the queue's workers with no lock held. Lock order as in `vfs.tree`.
@@ -16,13 +17,14 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from cloudsimfs import paths
 from cloudsimfs.clock import Clock
 from cloudsimfs.datacache.content import Content
 from cloudsimfs.errors import Cancelled, CloudsimfsError, Stale
 from cloudsimfs.inode import Inode, WriteState
 from cloudsimfs.service import Client, Urgency
 from cloudsimfs.service.model import Entry, Stored
-from cloudsimfs.uploader.conflicts import Conflicts
+from cloudsimfs.uploader.conflicts import Conflicts, Overtaken, is_overtaken_locked
 from cloudsimfs.vfs import tombstones
 from cloudsimfs.vfs.tree import Tree
 from cloudsimfs.writeback.queue import Job
@@ -83,11 +85,15 @@ class Uploader:
             stored = self._store(attempt)
         except BaseException as error:
             with inode.lock:
+                if not isinstance(error, (Cancelled, Overtaken, _NoRoom)):
+                    inode.look_after = self._clock.monotonic()
                 if inode.is_uploading_locked(attempt.generation):
                     inode.transition_locked("failed")
             if isinstance(error, _NoRoom):
                 job.again = ROOM_LOOK
                 return
+            if isinstance(error, Overtaken) and self._conflicts.evade(inode):
+                raise Cancelled(job.path) from error
             if isinstance(error, Stale) and self._conflicts.set_aside(inode):
                 raise Cancelled(job.path) from error
             raise
@@ -95,10 +101,9 @@ class Uploader:
             attempt.content.release()
         self._view_cache.went_stale()
         with inode.lock:
+            inode.arrived_locked(attempt.generation, stored.stored_ns, self._clock.monotonic())
             if inode.is_uploading_locked(attempt.generation):
                 inode.transition_locked("stored")
-                inode.stored_ns, inode.stored_at = stored.stored_ns, self._clock.monotonic()
-                inode.stored_size, inode.in_doubt = job.size, False
         self._conclude(job, inode)
 
     def _begin(self, job: Job, inode: Inode) -> _Attempt:
@@ -123,11 +128,15 @@ class Uploader:
         self._make_room(job.path)
 
         def body() -> Iterator[bytes]:
-            with attempt.inode.lock:
-                if not attempt.is_wanted():
-                    raise Cancelled(job.path)
-                self._may_arrive_locked(attempt.inode)
-            return attempt.content.blocks(attempt.is_wanted)
+            self._conflicts.look(attempt.inode)
+            left = job.size
+            if not left:
+                self._may_arrive(attempt)
+            for block in attempt.content.blocks(attempt.is_wanted):
+                left -= len(block)
+                if left <= 0:
+                    self._may_arrive(attempt)
+                yield block
 
         def progress(sent: int) -> None:
             self._meter.add(max(0, sent - job.sent))
@@ -159,15 +168,22 @@ class Uploader:
         if blocking:
             raise _NoRoom(path)
 
-    def _may_arrive_locked(self, inode: Inode) -> None:
-        """Note that bytes are about to be sent: from now on the service may have them, whether or not it answers.
+    def _may_arrive(self, attempt: _Attempt) -> None:
+        """Note that the last bytes are about to be sent: the service may have the file, whether or not it answers.
 
-        A failure before this point, as of a refused key, leaves no doubt.
+        A failure before this point, as of a refused key, leaves no doubt. Raises Overtaken, or Cancelled.
         """
-        if not inode.uploaded and inode.attr.ino is not None:
-            self._journal.mark_uploaded(inode.attr.ino)
-            inode.uploaded = True
-        inode.in_doubt = True
+        inode = attempt.inode
+        directory, name = paths.split(attempt.job.path)
+        listing = self._dcache.known(directory)
+        theirs = None if listing is None else listing.names.get(name)
+        with inode.lock:
+            if not attempt.is_wanted():
+                raise Cancelled(attempt.job.path)
+            if is_overtaken_locked(inode, theirs):
+                raise Overtaken(f"/{inode.path} was changed on the service too")
+            inode.may_arrive_locked(attempt.job.size)
+            self._journal.mark_uploaded(inode.ino, inode.sent)
 
     def _proved(self, attempt: _Attempt) -> Stored | None:
         """The result of the last attempt, if it was in doubt and a listing now shows it."""

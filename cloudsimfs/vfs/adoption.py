@@ -274,7 +274,7 @@ def _with_parents(path: str) -> list[str]:
 
 def _moved(row: FileRow, path: str) -> FileRow:
     """The row under another path. There it is not based on a stored version."""
-    return row if path == row.path else replace(row, path=path, base=None, uploaded=False, stored_ns=None)
+    return row if path == row.path else replace(row, path=path, base=None, uploaded=False, stored_ns=None, sent=())
 
 
 def _moved_draft(row: DraftRow, path: str) -> DraftRow:

@@ -28,9 +28,9 @@ def create(tree: Tree, path: str, perm: int) -> Inode:
     """Make an empty file, open for writing. Raises Exists, Invalid if the service cannot store the name."""
     _must_be_new(tree, path)
     with tree.changing():
-        entry, uploaded = claim_for_file(tree, path)
+        base = claim_for_file(tree, path)
         inode = _new_inode_locked(tree, path, is_dir=False, perm=perm)
-        inode.rebase_locked(entry, uploaded=uploaded, at=tree.monotonic())
+        inode.rebase_locked(base)
         inode.local_only = is_local_name(paths.name(path))
         with inode.lock:
             inode.content = tree.datacache.empty()

@@ -71,7 +71,7 @@ def inode_is_damaged(inode: Inode, entry: Entry, asked_at: float) -> bool:
 def is_foreign_locked(inode: Inode, entry: Entry) -> bool:
     """Whether a file listed under the inode's name is certainly that of others.
 
-    It must be another one than `inode.entry`, and cannot be an upload of ours. The caller holds the inode's lock.
+    It is later than all that the inode is based on (`Base`). The caller holds the inode's lock.
     """
     if entry.is_dir or entry.mtime_ns is None:
         return False
@@ -79,8 +79,12 @@ def is_foreign_locked(inode: Inode, entry: Entry) -> bool:
         return False
     if not inode.uploaded:
         return True
-    # our upload may be listed by now, even if its answer was lost
-    return not inode.in_doubt and entry.size != inode.stored_size and is_newer(inode, entry)
+    # an upload of ours may be listed by now, even if its answer was lost, and with a late time
+    if not entry.sized or any(upload.size == entry.size for upload in inode.sent):
+        return False
+    if inode.stored_ns is None:
+        return bool(inode.sent) and not any(upload.answered for upload in inode.sent)
+    return is_newer(inode, entry)
 
 
 def is_later(base: Entry, entry: Entry) -> bool:
@@ -88,8 +92,10 @@ def is_later(base: Entry, entry: Entry) -> bool:
 
     The same version, an older one listed late, and the later one of two uploads that look alike are not.
     """
-    timed = base.mtime_ns is not None and entry.mtime_ns is not None
-    return timed and (entry.mtime_ns or 0) > (base.mtime_ns or 0) + BASE_SLACK_NS
+    if base.mtime_ns is None or entry.mtime_ns is None:
+        return False
+    alike = base.size == entry.size or not (base.sized and entry.sized)
+    return entry.mtime_ns > base.mtime_ns + (BASE_SLACK_NS if alike else 0)
 
 
 def is_newer(inode: Inode, entry: Entry) -> bool:

@@ -96,8 +96,7 @@ class Recovery:
         with tree.changing():
             now = tree.now_ns()
             inode = Inode(row.path, is_dir=False, entry=None, attr=LocalAttr(fresh_ino(), mtime_ns=now))
-            base, uploaded = replace_target(tree, row.path, target)
-            inode.rebase_locked(base, uploaded=uploaded, at=tree.monotonic())
+            inode.rebase_locked(replace_target(tree, row.path, target))
             tree.overlay.put(row.path, inode)
             tree.attributes.put(row.path, inode.attr)
             with inode.lock:

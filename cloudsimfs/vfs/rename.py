@@ -11,8 +11,7 @@ from functools import partial
 
 from cloudsimfs import paths
 from cloudsimfs.errors import Exists, Invalid, IsDirectory, NotDirectory, NotEmpty, NotFound, WrongState
-from cloudsimfs.inode import Inode, Node, Tombstone, WriteState
-from cloudsimfs.service.model import Entry
+from cloudsimfs.inode import Base, Inode, Node, Tombstone, WriteState
 from cloudsimfs.vfs.changes import listed_folder, remove_folder
 from cloudsimfs.vfs.names import HIDDEN_PREFIX, is_local_name, unknown_file, unknown_folder
 from cloudsimfs.vfs.tombstones import (
@@ -91,7 +90,7 @@ def _move_file_locked(tree: Tree, inode: Inode, new: str, target: Node | None) -
     The caller holds the lock and is in a transaction.
     """
     old = inode.path
-    base, uploaded = replace_target(tree, new, target)
+    base = replace_target(tree, new, target)
     tree.overlay.pop(old)
     with inode.lock:
         tombstone = tombstone_of(tree, inode)
@@ -106,8 +105,8 @@ def _move_file_locked(tree: Tree, inode: Inode, new: str, target: Node | None) -
         was_open_dirty = inode.state is WriteState.DIRTY
         if not was_open_dirty:
             inode.change_locked()
-        inode.path, inode.stored_ns = new, None
-        inode.rebase_locked(base, uploaded=uploaded, at=tree.monotonic())
+        inode.path = new
+        inode.rebase_locked(base)
         inode.local_only = is_local_name(paths.name(new))
         tree.overlay.put(new, inode)
         tree.attributes.touch(paths.parent(new))
@@ -124,16 +123,17 @@ def _move_file_locked(tree: Tree, inode: Inode, new: str, target: Node | None) -
     return tombstone
 
 
-def replace_target(tree: Tree, new: str, target: Node | None) -> tuple[Entry | None, bool]:
-    """Remove whatever has the new name. Returns the entry known to be stored there, and whether a newer may be."""
+def replace_target(tree: Tree, new: str, target: Node | None) -> Base:
+    """Remove whatever has the new name. Returns what may be stored there."""
     replaced = tree.overlay.get(new)
     if isinstance(replaced, Inode):
         tree.overlay.pop(new)
         tree.detach(replaced)
-        return replaced.entry, replaced.uploaded
+        with replaced.lock:
+            return replaced.base_locked()
     if replaced is not None:
         return claim_for_file(tree, new)
-    return (target.entry if isinstance(target, Inode) else target), False
+    return Base(target.entry if isinstance(target, Inode) else target)
 
 
 def _rename_folder(tree: Tree, old: str, new: str, source: Node, target: Node | None) -> None:

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from cloudsimfs import paths
 from cloudsimfs.errors import NoSpace
-from cloudsimfs.inode import Inode, LocalAttr, Tombstone, WriteState
+from cloudsimfs.inode import Base, Inode, LocalAttr, Tombstone, WriteState
 from cloudsimfs.journal.rows import DraftRow, FileRow, TombstoneRow
 from cloudsimfs.vfs.names import HIDDEN_PREFIX, is_local_name, unknown_folder
 from cloudsimfs.vfs.tree import Tree
@@ -73,10 +73,8 @@ def _forget(tree: Tree, row: FileRow | DraftRow) -> None:
 
 
 def _replay_file(tree: Tree, row: FileRow) -> Inode:
-    inode = _replay_inode(tree, row)
+    inode = _replay_inode(tree, row, Base(row.base, row.uploaded, row.stored_ns, row.sent))
     inode.content = tree.datacache.restore(row.bytes)
-    inode.stored_ns = row.stored_ns
-    inode.in_doubt = row.uploaded and row.state == "closed"
     inode.restore(row.state, row.bytes.size)
     inode.stored_at = tree.monotonic()
     tree.dependents.add(inode.content)
@@ -88,7 +86,7 @@ def _replay_file(tree: Tree, row: FileRow) -> Inode:
 
 
 def _replay_draft(tree: Tree, row: DraftRow) -> Inode:
-    inode = _replay_inode(tree, row)
+    inode = _replay_inode(tree, row, Base(row.base, row.uploaded))
     size = max(0, tree.datacache.file_size(row.bytes))  # the row was written at the first change
     inode.content = tree.datacache.restore(replace(row.bytes, size=size))
     inode.since_ns = row.since_ns
@@ -98,11 +96,12 @@ def _replay_draft(tree: Tree, row: DraftRow) -> Inode:
     return inode
 
 
-def _replay_inode(tree: Tree, row: FileRow | DraftRow) -> Inode:
+def _replay_inode(tree: Tree, row: FileRow | DraftRow, base: Base) -> Inode:
     attr = replace(tree.attributes.get(row.path) or LocalAttr(), ino=row.ino)
     inode = Inode(row.path, is_dir=False, entry=row.base, attr=attr)
     inode.generation = row.generation
-    inode.rebase_locked(row.base, uploaded=row.uploaded, at=tree.born_at)
+    inode.rebase_locked(base)
+    inode.look_after = tree.born_at
     inode.local_only = is_local_name(paths.name(row.path)) and row.base is None  # a stored file is uploaded as before
     tree.attributes.put(row.path, attr)
     tree.overlay.put(row.path, inode)

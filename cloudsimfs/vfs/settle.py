@@ -9,7 +9,7 @@ import logging
 
 from cloudsimfs.clock import Clock
 from cloudsimfs.datacache.cache import DataCache
-from cloudsimfs.inode import Inode, Tombstone, WriteState
+from cloudsimfs.inode import Base, Inode, Tombstone, WriteState
 from cloudsimfs.journal.journal import Journal
 from cloudsimfs.service.model import Entry
 from cloudsimfs.vfs.attributes import Attributes
@@ -98,7 +98,7 @@ class Settlement:
             inode.unlinked = True
             drop_content(self._journal, inode)
         inode.transition_locked("confirmed")
-        inode.rebase_locked(entry, uploaded=False, at=self._clock.monotonic())
+        inode.rebase_locked(Base(entry))
         inode.closed_size = None
 
 

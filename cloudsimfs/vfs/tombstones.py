@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 
 from cloudsimfs import paths
 from cloudsimfs.errors import NotDirectory, NotFound
-from cloudsimfs.inode import Inode, Tombstone
+from cloudsimfs.inode import Base, Inode, Tombstone
 from cloudsimfs.listings.dcache import DCache
 from cloudsimfs.service.model import Entry
 from cloudsimfs.vfs.evidence import is_later
@@ -37,6 +38,7 @@ def tombstone_of(tree: Tree, inode: Inode) -> Tombstone | None:
         if inode.uploaded:
             tree.stored(inode)  # an upload that has begun may be stored at any time, and its folders with it
             tombstone = Tombstone(inode.path, None)
+            tombstone.base = inode.base_locked()
             tombstone.since = None if begun else tree.monotonic()
             return tombstone
         return None if inode.entry is None else Tombstone(inode.path, inode.entry)
@@ -87,21 +89,21 @@ def leave(tree: Tree, path: str) -> None:
         hide_folder(tree, path)
 
 
-def claim_for_file(tree: Tree, path: str) -> tuple[Entry | None, bool]:
+def claim_for_file(tree: Tree, path: str) -> Base:
     """Prepare a name that was removed here before for a new file.
 
     The file will overwrite what is stored there, so the pending delete is called off. The delete of a removed folder
-    becomes one delete for each of its files. Returns the entry known to be stored under the name, and whether a newer
-    one may be.
+    becomes one delete for each of its files. Returns what may be stored under the name.
     """
     tombstone = tree.overlay.get(path)
     if not isinstance(tombstone, Tombstone):
-        return None, False
+        return Base()
     begun = not _take_back(tree, tombstone)
     if tombstone.is_dir:
-        return None, False
+        return Base()
     known = tombstone.entry if tombstone.entry is not None and tombstone.entry.id else None
-    return known, begun or known is None
+    base = tombstone.base if known is None else Base(known)
+    return replace(base, uploaded=begun or base.uploaded)
 
 
 def claim_for_folder(tree: Tree, path: str) -> Tombstone | None:

@@ -220,7 +220,6 @@ class Tree:
             raise NotFound(f"/{path}")  # it was removed while the listing was fetched
         attr = replace(self.attributes.get(path) or LocalAttr(), ino=self.attributes.ino(path))
         inode = Inode(path, is_dir=node.is_dir, entry=node, attr=attr)
-        inode.based_at = self.monotonic()
         self.overlay.put(path, inode)
         return inode
 

@@ -18,6 +18,7 @@ def file_row(inode: Inode, state: str) -> FileRow:
         base=inode.entry,
         stored_ns=inode.stored_ns,
         bytes=inode.content.describe(),
+        sent=inode.sent,
     )
 
 

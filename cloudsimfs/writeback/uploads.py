@@ -86,7 +86,7 @@ class Writeback:
         """Journal the new name of an inode that is open and changed. The caller holds the inode's lock."""
         with self._journal.transaction():
             if inode.has_closed_locked:
-                self._journal.move_file(inode.ino, inode.path, inode.entry, uploaded=inode.uploaded)
+                self._journal.move_file(inode.ino, inode.path, inode.base_locked())
             if not inode.committed:
                 self.save_draft_locked(inode)
 

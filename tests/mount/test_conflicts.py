@@ -75,6 +75,24 @@ def test_both_make_the_same_file(box: Sandbox, mount: MountFactory) -> None:
     check_both_are_kept(box, m, b"ours", b"theirs")
 
 
+def test_a_remote_change_while_no_link_is_given(box: Sandbox, mount: MountFactory) -> None:
+    """Attempts are under way all the time: those that began before the change must not go on."""
+    names = [f"{number}" for number in range(16)]
+    m = mount(ttl=1, write_back=0)
+    fault = box.faults.add("upload-url", "status", status=500)
+    for name in names:
+        (m.path / name).write_bytes(b"ours")
+    wait_until(lambda: fault.fired >= len(names), "links are asked for")
+    for name in names:
+        put_by_others(box, name, b"theirs")
+    listed_anew(m)
+    box.faults.clear()
+    stored = m.settle()
+    copies = conflict_copies(stored)
+    assert stored == {**dict.fromkeys(names, b"theirs"), **copies}
+    assert list(copies.values()) == [b"ours"] * len(names)
+
+
 @pytest.mark.parametrize("api", ["v2"])
 def test_a_conflict_survives_a_kill(box: Sandbox, mount: MountFactory) -> None:
     box.put("f", b"as it was")

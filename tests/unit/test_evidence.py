@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
-from cloudsimfs.inode import Inode, LocalAttr, Tombstone, WriteState
+from cloudsimfs.inode import Base, Inode, LocalAttr, Sent, Tombstone, WriteState
 from cloudsimfs.service.model import Entry
 from cloudsimfs.vfs.evidence import (
     LATE_DELETES,
@@ -112,30 +113,47 @@ def test_a_stored_file_that_lost_bytes(listed: Entry, later: float, damaged: boo
     assert inode_is_damaged(inode, listed, NOW + later) is damaged
 
 
+ANSWERED, UNANSWERED = Sent(2, 3, answered=True), Sent(1, 8)
+UNKNOWN: tuple[Sent, ...] = ()
+
+
 @pytest.mark.parametrize(
-    ("base", "uploaded", "in_doubt", "listed", "foreign"),
+    ("base", "sent", "stored_s", "listed", "foreign"),
     [
-        (None, False, False, file(), True),
-        (file(), False, False, file(), False),
-        (file(), False, False, file(size=6, mtime_ns=5 * 10**9), True),
+        (None, None, None, file(), True),
+        (file(), None, None, file(), False),
+        (file(), None, None, file(size=6, mtime_ns=5 * 10**9), True),
+        # the base may be an upload of ours just before this one
+        (file(), None, None, file(mtime_ns=3 * 10**9), False),
+        (file(), None, None, file(size=6, mtime_ns=2 * 10**9), True),  # that would have the same size
+        (file(), None, None, replace(file(size=0, mtime_ns=2 * 10**9), sized=False), False),
+        # an older one, shown late
+        (file(mtime_ns=5 * 10**9), None, None, file(size=6, mtime_ns=2 * 10**9), False),
+        (file(), None, None, folder(), False),
+        (file(), (ANSWERED,), 20, file(size=6, mtime_ns=21 * 10**9), False),  # our last, or older
+        (file(), (ANSWERED,), 20, file(size=6, mtime_ns=99 * 10**9), True),
         (
             file(),
+            (ANSWERED,),
+            20,
+            file(size=3, mtime_ns=99 * 10**9),
             False,
-            False,
-            file(mtime_ns=3 * 10**9),
-            False,
-        ),  # the base may be an upload of ours just before this one
-        (file(mtime_ns=5 * 10**9), False, False, file(size=6, mtime_ns=2 * 10**9), False),  # an older one, shown late
-        (file(), True, False, file(size=6, mtime_ns=21 * 10**9), False),  # ours
-        (file(), True, False, file(size=6, mtime_ns=99 * 10**9), True),
-        (file(), True, True, file(size=6, mtime_ns=99 * 10**9), False),  # perhaps ours, whose answer was lost
-        (file(), True, False, file(size=3, mtime_ns=99 * 10**9), False),  # as long as ours: listed with a late time
-        (file(), False, False, folder(), False),
+        ),  # as long as ours: listed with a late time
+        (file(), (ANSWERED,), None, file(size=6, mtime_ns=99 * 10**9), False),  # an upload of ours before that one
+        (file(), (ANSWERED, UNANSWERED), 20, file(size=8, mtime_ns=99 * 10**9), False),  # ours, without an answer
+        (file(), (ANSWERED, UNANSWERED), 20, file(size=6, mtime_ns=99 * 10**9), True),
+        (file(), (UNANSWERED,), None, file(size=8, mtime_ns=99 * 10**9), False),
+        (file(), (UNANSWERED,), None, file(size=6, mtime_ns=99 * 10**9), True),
+        (None, (UNANSWERED,), None, file(size=6), True),
+        (file(), (UNANSWERED,), None, replace(file(size=0, mtime_ns=99 * 10**9), sized=False), False),
+        (file(), UNKNOWN, None, file(size=6, mtime_ns=99 * 10**9), False),
     ],
 )
 def test_what_others_have_stored(
-    base: Entry | None, uploaded: bool, in_doubt: bool, listed: Entry, foreign: bool
+    base: Entry | None, sent: tuple[Sent, ...] | None, stored_s: int | None, listed: Entry, foreign: bool
 ) -> None:
+    """`sent`: None if no upload has begun since the base was listed; UNKNOWN if nothing is known of it."""
     inode = Inode("d/f", is_dir=False, entry=base, attr=LocalAttr(ino=9))
-    inode.uploaded, inode.in_doubt, inode.stored_ns, inode.stored_size = uploaded, in_doubt, 20 * 10**9, 3
+    stored_ns = None if stored_s is None else stored_s * 10**9
+    inode.rebase_locked(Base(base, sent is not None, stored_ns, sent or ()))
     assert is_foreign_locked(inode, listed) is foreign

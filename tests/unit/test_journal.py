@@ -17,7 +17,7 @@ import pytest
 
 from cloudsimfs.datacache.state import ContentState
 from cloudsimfs.errors import FsError, MountError, NoSpace
-from cloudsimfs.inode import LocalAttr
+from cloudsimfs.inode import Base, LocalAttr, Sent
 from cloudsimfs.journal.database import Database, rows_of
 from cloudsimfs.journal.journal import Journal
 from cloudsimfs.journal.rows import DraftRow, FileRow, TombstoneRow
@@ -403,7 +403,8 @@ def test_the_schema_is_that_of_0_1_0(tmp_path: Path) -> None:
             tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
             return {table: connection.execute(f"PRAGMA table_info({table})").fetchall() for table in tables}
 
-    assert columns(SCHEMA) == columns(DUMP.read_text())
+    now, then = columns(SCHEMA), columns(DUMP.read_text())
+    assert {table: now[table] for table in then} == then
 
 
 # -- one row in the place of another -------------------------------------------------------------------------------
@@ -431,7 +432,22 @@ def test_a_draft_leaves_the_closed_state_only_if_that_is_whole(journal: Journal,
 def test_a_moved_file_is_to_be_uploaded_under_its_new_name(journal: Journal) -> None:
     journal.save_file(FILES[1])
     journal.save_file(FILES[0])
-    journal.move_file(2, "d/f", ENTRY, uploaded=True)
+    sent = (Sent(0, 7, answered=True), Sent(0, 9))
+    journal.move_file(2, "d/f", Base(ENTRY, uploaded=True, stored_ns=5, sent=sent))
     assert journal.files() == [
-        replace(FILES[1], path="d/f", state="closed", base=ENTRY, uploaded=True, stored_ns=None)
+        replace(FILES[1], path="d/f", state="closed", base=ENTRY, uploaded=True, stored_ns=5, sent=sent)
     ]
+
+
+def test_what_was_sent_of_a_file_is_kept_as_long_as_its_row(journal: Journal) -> None:
+    for row in FILES:
+        journal.save_file(row)
+    sent = (Sent(1, 7, answered=True), Sent(2, 9))
+    journal.mark_uploaded(FILES[0].ino, sent)
+    marked = replace(FILES[0], uploaded=True, sent=sent)
+    assert journal.files() == [marked, *FILES[1:]]
+    journal.save_file(marked)
+    assert marked in journal.files()
+    journal.drop_file(marked.ino)
+    journal.save_file(FILES[0])
+    assert FILES[0] in journal.files()

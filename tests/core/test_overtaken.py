@@ -1,0 +1,250 @@
+"""An upload replaces nothing but what the file is based on: what others have stored stays, and ours goes beside it.
+
+Each test lets others replace a file at another moment of an upload's life. A failed or interrupted upload costs one
+listing of the folder, an ordinary one nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from cloudsimfs.errors import TryAgain
+from cloudsimfs.sandbox import Sandbox
+from harness import conflict_copies, put_by_others, wait_until
+from world import Ticking, World
+
+MINE, THEIRS = b"mine", b"what others have stored"
+LISTINGS = ("list", "list-all", "view")
+
+
+@pytest.fixture
+def worlds(box: Sandbox, api: Literal["v1", "v2"], tmp_path: Path) -> Iterator[Callable[[], World]]:
+    """Makes a world of one cache directory; the one before it ends, as a mount that is killed."""
+    clock, made = Ticking(), list[World]()
+
+    def make() -> World:
+        for before in made:
+            before.close()
+        made[:] = [World(box, tmp_path, api, clock, write_back=0)]
+        return made[0]
+
+    yield make
+    for world in made:
+        world.close()
+
+
+@pytest.fixture
+def world(worlds: Callable[[], World]) -> World:
+    return worlds()
+
+
+def see(world: World, folder: str = "") -> None:
+    """As `cloudsimfs refresh` and `ls` do."""
+    world.tree.dcache.invalidate(folder)
+    world.tree.readdir(folder)
+
+
+def drain(world: World) -> None:
+    """Until nothing waits any more."""
+
+    def nothing_waits() -> bool:
+        with contextlib.suppress(TryAgain):
+            world.files.writeback.drain()
+        world.client._uploads._clock.advance(10)  # type: ignore[attr-defined]  # the store may be tried again
+        return not world.files.writeback.pending()
+
+    wait_until(nothing_waits, "nothing waits")
+
+
+def check_both_are_kept(world: World, path: str = "f", ours: bytes = MINE) -> None:
+    drain(world)
+    stored = world.box.files()
+    assert stored[path] == THEIRS
+    assert list(conflict_copies(stored).values()) == [ours]
+
+
+def listings(box: Sandbox) -> int:
+    """How many were asked for; in v2, each has a second page, which is empty."""
+    return sum(call.operation in LISTINGS and not call.path.endswith("/2") for call in box.calls.entries())
+
+
+# -- while an upload is under way --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("before", [None, b"as it was"])
+def test_others_replace_a_file_while_its_link_is_asked_for(box: Sandbox, world: World, before: bytes | None) -> None:
+    """The attempt has begun before, and asks for a link all the time."""
+    if before is not None:
+        box.put("f", before)
+    world.tree.readdir("")
+    fault = box.faults.add("upload-url", "hang")
+    world.write("f", MINE)
+    wait_until(lambda: fault.fired, "a link is asked for")
+    put_by_others(box, "f", THEIRS)
+    see(world)
+    box.faults.clear()
+    check_both_are_kept(world)
+
+
+def test_others_replace_a_file_while_its_bytes_are_on_their_way(box: Sandbox, world: World) -> None:
+    """More than the sockets between can hold: the last block is not sent yet."""
+    mine = bytes(24 << 20)
+    world.tree.readdir("")
+    fault = box.faults.add("object-put", "hang")
+    world.write("f", mine)
+    wait_until(lambda: fault.fired, "the transfer has begun")
+    put_by_others(box, "f", THEIRS)
+    see(world)
+    box.faults.clear()
+    check_both_are_kept(world, ours=mine)
+
+
+# -- after an upload that failed ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("operation", ["upload-url", "object-put"])
+@pytest.mark.parametrize("before", [None, b"as it was"])
+def test_others_replace_a_file_while_uploads_fail(
+    box: Sandbox, world: World, before: bytes | None, operation: str
+) -> None:
+    """Nobody has looked since: the folder is listed again, once for all of its files."""
+    names = [f"d/{number}" for number in range(20)]
+    box.populate({name: before for name in [*names, "d/other"] if before is not None} | {"d/other": b"other"})
+    world.tree.readdir("d")
+    fault = box.faults.add(operation, "status", status=503)
+    for name in names:
+        world.write(name, MINE)
+    wait_until(lambda: fault.fired, "an upload fails")
+    world.rest()
+    put_by_others(box, names[0], THEIRS)
+    box.faults.clear()
+    box.calls.reset()
+    check_both_are_kept(world, names[0])
+    assert listings(box) <= 3, "one more for those that were not tried before the store had taken another"
+    assert all(box.files()[name] == MINE for name in names[1:])
+
+
+def test_others_put_a_file_into_a_folder_that_was_made_here(box: Sandbox, world: World) -> None:
+    """No listing of it is known."""
+    fault = box.faults.add("upload-url", "status", status=503)
+    world.tree.readdir("")
+    world.files.mkdir("d", 0o755)
+    world.write("d/f", MINE)
+    wait_until(lambda: fault.fired, "an upload fails")
+    world.rest()
+    put_by_others(box, "d/f", THEIRS)
+    box.faults.clear()
+    check_both_are_kept(world, "d/f")
+
+
+def test_an_upload_without_an_answer_is_no_conflict(box: Sandbox, worlds: Callable[[], World]) -> None:
+    """Its answer was lost, and the daemon dies: what is listed then is ours, and not that of others."""
+    world = worlds()
+    box.put("f", b"as it was")
+    world.tree.readdir("")
+    box.advance(10)
+    fault = box.faults.add("object-put", "drop_reply")
+    world.write("f", MINE)
+    wait_until(lambda: fault.fired, "it is stored, and nobody says so")
+    world.rest()
+    world = worlds()
+    world.write("f", MINE + MINE)
+    see(world)
+    box.faults.clear()
+    drain(world)
+    assert box.files() == {"f": MINE + MINE}
+
+
+# -- after an upload that nothing was seen of since ----------------------------------------------------------------
+
+
+def write_again(world: World) -> None:
+    world.write("f", MINE)
+
+
+def rename_over(world: World) -> None:
+    """As many editors save."""
+    world.write("other", MINE)
+    world.files.rename("other", "f")
+
+
+def remove_and_write(world: World) -> None:
+    world.files.unlink("f")
+    world.write("f", MINE)
+
+
+@pytest.mark.parametrize("save", [write_again, rename_over, remove_and_write])
+@pytest.mark.parametrize("remount", [False, True])
+def test_a_file_stored_here_is_saved_again_while_uploads_fail(
+    box: Sandbox, worlds: Callable[[], World], save: Callable[[World], None], remount: bool
+) -> None:
+    """No listing has shown the first version: what others store is later than that, and of another size."""
+    world = worlds()
+    world.tree.readdir("")
+    world.write("f", b"the first version")
+    world.files.writeback.drain()
+    box.faults.add("object-put", "status", status=503)
+    box.faults.add("upload-url", "status", status=503)
+    save(world)
+    world.rest()
+    put_by_others(box, "f", THEIRS)
+    if remount:
+        world = worlds()
+    box.faults.clear()
+    check_both_are_kept(world)
+
+
+@pytest.mark.parametrize("save", [rename_over, remove_and_write])
+def test_a_file_is_saved_again_over_a_change_that_others_have_stored_since(
+    box: Sandbox, world: World, save: Callable[[World], None]
+) -> None:
+    """Their version was listed before the save, but the name has shown ours all the time."""
+    box.put("f", b"as it was")
+    world.tree.readdir("")
+    fault = box.faults.add("upload-url", "status", status=503)
+    world.write("f", b"the first version")
+    wait_until(lambda: fault.fired, "an upload fails")
+    world.rest()
+    put_by_others(box, "f", THEIRS)
+    see(world)
+    save(world)
+    box.faults.clear()
+    check_both_are_kept(world)
+
+
+def test_others_replace_a_file_while_nothing_is_mounted(box: Sandbox, worlds: Callable[[], World]) -> None:
+    """The listing on the disk is from before."""
+    box.populate({"d/f": b"as it was", "d/g": b"as it was"})
+    world = worlds()
+    world.tree.readdir("d")
+    box.faults.add("*", "reset")
+    for name in ("d/f", "d/g"):
+        world.write(name, MINE)
+    world.rest()
+    put_by_others(box, "d/f", THEIRS)
+    box.faults.clear()
+    box.calls.reset()
+    check_both_are_kept(worlds(), "d/f")
+    assert box.files()["d/g"] == MINE
+    assert listings(box) == 1
+
+
+# -- without trouble -----------------------------------------------------------------------------------------------
+
+
+def test_a_look_costs_nothing_without_trouble(box: Sandbox, world: World) -> None:
+    box.populate({"d/f": b"as it was"})
+    world.tree.readdir("d")
+    for number in range(3):
+        world.files.mkdir(f"{number}", 0o755)
+    box.calls.reset()
+    for number in range(3):
+        world.write("d/f", b"%d" % number)
+        world.write(f"{number}/new", MINE)
+        world.files.writeback.drain()
+    assert listings(box) == 0
