@@ -17,6 +17,7 @@
     |   |-- NameTooLong             ENAMETOOLONG
     |   |-- NotSupported            ENOTSUP
     |   |-- Stale                   ESTALE        the file was replaced on the service while open
+    |   |   `-- Missing             ESTALE        its object was not found: a listing tells whether it is gone
     |   |-- NoSpace                 ENOSPC
     |   |-- WrongState              EBUSY         a file, folder or run cannot do that now
     |   `-- TryAgain                EAGAIN        an earlier step is unresolved
@@ -117,6 +118,10 @@ class NotSupported(FsError):
 
 class Stale(FsError):
     errno = errno.ESTALE
+
+
+class Missing(Stale):
+    """The object of a version was not found. Only a listing tells whether the version is gone."""
 
 
 class NoSpace(FsError):

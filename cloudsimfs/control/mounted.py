@@ -43,6 +43,7 @@ class MountedStorage:
         self._tree = tree
         self._dcache = dcache
         self._writeback = writeback
+        self._refusals = writeback.refusals
         self._budget = budget
         self._mountpoint = str(mountpoint)
         self._clock = clock
@@ -73,7 +74,7 @@ class MountedStorage:
 
     def barrier(self, path: str) -> None:
         """Wait until everything below `path` is on the service. Raises TryAgain, WrongState, BudgetSpent."""
-        self._writeback.check_refused(path)
+        self._refusals.check(path)
         for inode in self._tree.half_written():
             if paths.is_within(inode.path, path) and not inode.local_only:
                 raise WrongState(

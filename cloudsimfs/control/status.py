@@ -32,6 +32,7 @@ class Report:
         self._client = client
         self._writeback = filesystem.writeback
         self._deletes = filesystem.writeback.deletes
+        self._refusals = filesystem.writeback.refusals
         self._queue = filesystem.writeback.queue
         self._meter = filesystem.writeback.meter
         self._datacache = filesystem.datacache
@@ -103,7 +104,7 @@ class Report:
 
     def _kept_lines(self) -> Iterator[str]:
         """The drafts that wait for `cloudsimfs recover`, and the uploads that the service refuses."""
-        refused = self._writeback.refused()
+        refused = self._refusals.all()
         drafts = [draft.path for draft in self._recovery.drafts()]
         kept = [path for path in drafts if not any(reason.startswith(f"/{path}: ") for reason in refused)]
         for path in kept[:MOST_LINES]:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from cloudsimfs import paths
-from cloudsimfs.errors import ServerFault, ServiceError, TimedOut, TryAgain, Unreachable
+from cloudsimfs.errors import Missing, ServerFault, ServiceError, Stale, TimedOut, TryAgain, Unreachable
 from cloudsimfs.inode import Base, Inode, WriteState
 from cloudsimfs.service.model import Entry
 from cloudsimfs.vfs import tombstones
@@ -50,6 +50,7 @@ class Conflicts:
 
     def __init__(self, tree: Tree, *, on_conflict: Callable[[str, set[str]], None]) -> None:
         self._tree = tree
+        self._refusals = tree.writeback.refusals
         self._on_conflict = on_conflict
         self._lock = threading.Lock()  # a leaf; it protects _found
         self._found: list[Conflict] = []
@@ -95,14 +96,17 @@ class Conflicts:
             if is_overtaken_locked(inode, theirs):
                 raise Overtaken(f"/{inode.path} was changed on the service too")
 
-    def set_aside(self, inode: Inode) -> bool:
-        """Set aside a changed or renamed file that can never be completed. Returns whether it was.
+    def set_aside(self, inode: Inode, error: Stale) -> bool:
+        """Set aside a changed or renamed file that can never be completed, if that is proved. Returns whether it was.
 
         Others have replaced it before all of its unchanged bytes were fetched, and nobody has these any more. What is
-        here becomes a draft (`recovery`), and the name shows what the service has. If the file was renamed, its old
-        name shows what others have stored there.
+        here becomes a draft (`recovery`), the name shows what the service has, and `flush` fails until the user has
+        dealt with it. If the file was renamed, its old name shows what others have stored there. That the object was
+        not found proves nothing while its version is listed. Raises the ServiceError of that listing.
         """
-        tree = self._tree
+        tree, source = self._tree, None if inode.content is None else inode.content.source
+        if isinstance(error, Missing) and source is not None and tree.lists_still(source.entry):
+            return False
         with tree.changing(), inode.lock:
             content, path = inode.content, inode.path
             waits = inode.state is WriteState.QUEUED and inode.committed and not inode.unlinked and not inode.opens
@@ -115,7 +119,7 @@ class Conflicts:
             tree.attributes.forget(path)
             tree.writeback.cancel(inode)
             tombstones.spare(tree, inode, source.entry.path)
-        log.error("/%s was replaced on the service; what was changed here is kept: see `cloudsimfs recover`", path)
+        self._refusals.add(inode, f"/{path}: it was replaced on the service; what was changed here is kept")
         tree.refresh(path)
         self._on_conflict(paths.parent(path), {paths.name(path)})
         return True

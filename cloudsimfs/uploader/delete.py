@@ -58,7 +58,7 @@ class Deleter:
             return
         entries = self._what_to_delete(tombstone)
         for entry in entries:
-            self._dependents.complete(entry.path, folder=entry.is_dir)
+            self._dependents.complete(entry.path, lists_still=self._tree.lists_still, folder=entry.is_dir)
             if job.cancelled:
                 return
             try:

@@ -94,7 +94,7 @@ class Uploader:
                 return
             if isinstance(error, Overtaken) and self._conflicts.evade(inode):
                 raise Cancelled(job.path) from error
-            if isinstance(error, Stale) and self._conflicts.set_aside(inode):
+            if isinstance(error, Stale) and self._conflicts.set_aside(inode, error):
                 raise Cancelled(job.path) from error
             raise
         finally:
@@ -124,7 +124,7 @@ class Uploader:
         """
         job = attempt.job
         attempt.content.complete()
-        self._dependents.complete(job.path)
+        self._dependents.complete(job.path, lists_still=self._tree.lists_still)
         self._make_room(job.path)
 
         def body() -> Iterator[bytes]:

@@ -31,6 +31,7 @@ from cloudsimfs.vfs.tree import Tree
 class Recovery:
     def __init__(self, tree: Tree, handles: Handles) -> None:
         self._tree = tree
+        self._refusals = tree.writeback.refusals
         self._handles = handles
 
     def drafts(self) -> list[Draft]:
@@ -76,6 +77,7 @@ class Recovery:
             return
         self._tree.journal.drop_kept(row.bytes.backing)
         self._content(row).drop()
+        self._refusals.forgive(row.path)
 
     def _close(self, row: DraftRow) -> None:
         """Close a draft that is shown: it becomes the closed state."""

@@ -339,6 +339,11 @@ class Tree:
         """Invalidate the listing that shows this path: it is out of date."""
         self.dcache.invalidate(paths.parent(path))
 
+    def lists_still(self, entry: Entry) -> bool:
+        """Whether a listing that is asked for now shows exactly this version. Raises the ServiceError of the call."""
+        listed = self.dcache.entry(entry.path, since=self.monotonic())
+        return listed is not None and listed.fingerprint == entry.fingerprint
+
     def stored(self, inode: Inode) -> None:
         """Note that a file may be on the service, and the folders above it: others may put files into them, too."""
         with self.lock:

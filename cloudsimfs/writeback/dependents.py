@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 
 from cloudsimfs import paths
 from cloudsimfs.datacache.content import Content
-from cloudsimfs.errors import Stale
+from cloudsimfs.errors import Missing, Stale
+from cloudsimfs.service.model import Entry
 
 log = logging.getLogger(__name__)
 
@@ -27,10 +29,11 @@ class Dependents:
             with self._lock:
                 self._contents.setdefault(source.entry.path, []).append(content)
 
-    def complete(self, path: str, *, folder: bool = False) -> None:
+    def complete(self, path: str, *, lists_still: Callable[[Entry], bool], folder: bool = False) -> None:
         """Fetch what contents still need from `path` (with `folder`: from all below it), before it is gone.
 
-        Raises as `Content.complete`, but for Stale.
+        Raises as `Content.complete`, but for Stale: what others have replaced cannot be fetched any more. That an
+        object was not found is believed if the version is not listed either.
         """
         with self._lock:
             keys = [key for key in self._contents if key == path or (folder and paths.is_within(key, path))]
@@ -42,6 +45,8 @@ class Dependents:
             try:
                 content.complete()
             except Stale as error:
+                if isinstance(error, Missing) and content.source is not None and lists_still(content.source.entry):
+                    raise
                 log.warning("/%s: a file that was renamed from there can no longer be completed: %s", path, error)
             finally:
                 content.release()

@@ -1,10 +1,11 @@
 """Write-back: which closed files wait for their upload, and waiting until all is stored.
 
 It knows inodes, contents and the journal, but neither the tree nor the kernel. What one upload does is in
-`uploader.upload`. Three parts have modules of their own:
+`uploader.upload`. Four parts have modules of their own:
 
   * `deletes`: removed names that wait to be deleted on the service, in the same queue;
   * `dependents`: contents that fetch from a path, completed before it is overwritten or deleted;
+  * `refusals`: closed files that are not uploaded;
   * `viewcache`: has the service list what was uploaded (v2).
 
 Locks: the queue's lock (`WorkQueue.lock`, re-entrant) protects the tables here and in `deletes`. It comes after
@@ -37,6 +38,7 @@ from cloudsimfs.writeback.dependents import Dependents
 from cloudsimfs.writeback.fsyncer import Fsyncer
 from cloudsimfs.writeback.meter import Meter
 from cloudsimfs.writeback.queue import Job, Runner, WorkQueue
+from cloudsimfs.writeback.refusals import Refusals
 from cloudsimfs.writeback.rows import draft_row, file_row
 from cloudsimfs.writeback.viewcache import ViewCache
 
@@ -64,7 +66,7 @@ class Writeback:
         self._uploads: dict[Inode, Job] = {}  # guarded by queue.lock
         # Committed, but not queued yet: the last release is to come, or a writer goes on; guarded by queue.lock.
         self._closing: set[Inode] = set()
-        self._refused: dict[Inode, str] = {}  # why a closed file was not accepted; guarded by queue.lock
+        self.refusals = Refusals()
         self.dependents = Dependents()
         self.view_cache = ViewCache(client, clock=clock, in_burst=self._in_burst)
         self.deletes = PendingDeletes(journal, self.queue, clock=clock)
@@ -125,10 +127,7 @@ class Writeback:
             if inode.state is not WriteState.DIRTY or inode.unlinked:
                 return
             if not inode.committed:
-                reason = str(refusal or "its last state could not be recorded")
-                log.error("/%s is not uploaded: %s", inode.path, reason)
-                with self.queue.lock:
-                    self._refused[inode] = reason
+                self.refusals.add(inode, str(refusal or "its last state could not be recorded"))
                 return
             inode.transition_locked("close")
             self.enqueue_locked(inode)
@@ -185,6 +184,7 @@ class Writeback:
         """Queue the upload of the inode's closed state, after the delay. The caller holds the inode's lock."""
         with self.queue.lock:
             self.cancel(inode)
+            self.refusals.forgive(inode.path)
             if inode.local_only or inode.unlinked:
                 return
             job = Job("upload", inode.path, inode, size=inode.size)
@@ -209,7 +209,7 @@ class Writeback:
     def snapshot(self, inode: Inode) -> Callable[[], None]:
         """Return a function that restores the inode's pending work. The caller of either holds the inode's lock."""
         with self.queue.lock:
-            closing, refused, queued = inode in self._closing, self._refused.get(inode), inode in self._uploads
+            closing, refused, queued = inode in self._closing, self.refusals.of(inode), inode in self._uploads
 
         def put_back() -> None:
             with self.queue.lock:
@@ -217,7 +217,7 @@ class Writeback:
                 if closing:
                     self._closing.add(inode)
                 if refused is not None:
-                    self._refused[inode] = refused
+                    self.refusals.put_back(inode, refused)
                 if queued:
                     self.enqueue_locked(inode)
 
@@ -227,12 +227,13 @@ class Writeback:
         """Drop all that is pending of the inode, or was refused. Returns as `call_off`."""
         with self.queue.lock:
             self._closing.discard(inode)
-            self._refused.pop(inode, None)
+            self.refusals.drop(inode)
             return self.call_off(inode)
 
     def removed(self, inode: Inode) -> None:
         """Drop the upload of an inode that was unlinked here, and let no delete wait for it."""
         self.cancel(inode)
+        self.refusals.forgive(inode.path)
         self.deletes.release(inode)
 
     def call_off(self, inode: Inode) -> bool:
@@ -301,19 +302,12 @@ class Writeback:
         the mount is offline and something waits. Deletes that wait for an open file are not waited for.
         """
         self._wait_for_releases(folder)
-        self.check_refused(folder)
+        self.refusals.check(folder)
         if self._offline:
             self._check_online(self._awaited(self.pending(), folder))
             return
         self.queue.drain(lambda jobs: self._awaited(jobs, folder), timeout=timeout, interrupted=interrupted)
         self.view_cache.drain(timeout=timeout, interrupted=interrupted)
-
-    def check_refused(self, folder: str) -> None:
-        """Raises TryAgain if the close of a file below has failed."""
-        with self.queue.lock:
-            refused = [error for inode, error in self._refused.items() if paths.is_within(inode.path, folder)]
-        if refused:
-            raise TryAgain(f"{refused[0]}; write it again, or remove it")
 
     def _wait_for_releases(self, folder: str) -> None:
         """Wait for the releases that queue uploads: close(2) returns before the kernel sends them."""
@@ -342,11 +336,6 @@ class Writeback:
     def may_be_unlisted(self) -> None:
         """Have the service renew its listings: they may not show an upload that it has just stored."""
         self.view_cache.went_stale()
-
-    def refused(self) -> list[str]:
-        """Why closed files are not uploaded. Their close(2) has reported it."""
-        with self.queue.lock:
-            return list(self._refused.values())
 
     def pending(self) -> list[Job]:
         """The jobs that have not ended."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 from pathlib import Path
@@ -11,7 +12,16 @@ from typing import Any
 import pytest
 
 from cloudsimfs.sandbox import Sandbox
-from harness import Mounted, MountFactory, cloudsimfs, conflict_copies, put_by_others, read_tree, wait_until
+from harness import (
+    Mounted,
+    MountFactory,
+    cloudsimfs,
+    conflict_copies,
+    errno_of,
+    put_by_others,
+    read_tree,
+    wait_until,
+)
 
 
 def write_meanwhile(m: Mounted, data: bytes) -> None:
@@ -197,6 +207,8 @@ def test_a_change_whose_rest_others_have_replaced_is_kept_here(box: Sandbox, mou
         put_by_others(box, "f", theirs)
     wait_until(lambda: not m.pending(), "the upload is given up")
     assert m.status()["recover"] == ["f"]
+    assert errno_of(lambda: (m.path / ".cloudsimfs/flush").write_text("1")) == errno.EAGAIN
+    assert "refused   /f: it was replaced on the service" in (m.path / ".cloudsimfs/status").read_text()
     wait_until(lambda: (m.path / "f").read_bytes() == theirs, "theirs is shown")
     m.crash()
     assert m.status()["recover"] == ["f"]
@@ -207,6 +219,59 @@ def test_a_change_whose_rest_others_have_replaced_is_kept_here(box: Sandbox, mou
     with open(m.path / "f", "r+b", buffering=0) as file:
         file.write(b"again")
     assert m.settle() == {"f": b"again" + theirs[5:]}
+
+
+@pytest.mark.parametrize("deal", ["write", "remove", "--discard"])
+def test_a_refused_change_is_in_the_way_of_flush_until_it_is_dealt_with(
+    box: Sandbox, mount: MountFactory, deal: str
+) -> None:
+    box.put("f", os.urandom(6_000_000))
+    m = mount(write_back=0.2)
+    m.expects_trouble = True
+    with open(m.path / "f", "r+b", buffering=0) as file:
+        file.write(b"ours")
+        put_by_others(box, "f", b"theirs")
+    wait_until(lambda: not m.pending(), "the upload is given up")
+    assert errno_of(lambda: (m.path / ".cloudsimfs/flush").write_text("1")) == errno.EAGAIN
+    if deal == "write":
+        (m.path / "f").write_bytes(b"again")
+    elif deal == "remove":
+        (m.path / "f").unlink()
+    else:
+        assert cloudsimfs("recover", m.path, deal, "f", "--yes").returncode == 0
+    m.flush()
+    assert not any(line.startswith("refused") for line in (m.path / ".cloudsimfs/status").read_text().splitlines())
+
+
+@pytest.mark.parametrize("size", [3_000, 6_000_000])
+def test_a_passing_404_takes_no_change_back(box: Sandbox, mount: MountFactory, size: int) -> None:
+    """The object cannot be fetched for a while, but its version is listed: the change waits, and flush says so."""
+    data = os.urandom(size)
+    box.put("f", data)
+    m = mount(write_back=0.2)
+    fault = box.faults.add("object-get", "status", status=404)
+    with open(m.path / "f", "ab") as file:
+        file.write(b"appended")
+    wait_until(lambda: fault.fired >= 2, "it is tried again")
+    assert errno_of(lambda: (m.path / ".cloudsimfs/flush").write_text("1")) == errno.EAGAIN
+    assert [job["path"] for job in m.pending()] == ["f"]
+    box.faults.clear()
+    assert m.settle() == {"f": data + b"appended"}
+
+
+@pytest.mark.parametrize("api", ["v2"])
+def test_a_passing_404_loses_no_renamed_file(box: Sandbox, mount: MountFactory) -> None:
+    """Its bytes are still under the old name, which is written anew: that waits until they are here."""
+    data = os.urandom(6_000_000)
+    box.put("f", data)
+    m = mount(write_back=0.2)
+    fault = box.faults.add("object-get", "status", status=404)
+    os.rename(m.path / "f", m.path / "g")
+    (m.path / "f").write_bytes(b"another")
+    wait_until(lambda: fault.fired >= 4, "it is tried again")
+    assert box.files() == {"f": data}
+    box.faults.clear()
+    assert m.settle() == {"f": b"another", "g": data}
 
 
 def test_an_empty_file_is_ours_too(box: Sandbox, mount: MountFactory) -> None:
