@@ -143,6 +143,7 @@ class InodeState:
     stored_ns: int | None = None  # as in `Base`
     sent: tuple[Sent, ...] = ()  # as in `Base`
     stored_at: float = math.inf  # monotonic seconds of the end of our last upload, or of the replay
+    missed: bool = False  # no listing has shown our upload in time, so it was uploaded again
     # Monotonic seconds: the replay, or the last upload that failed. Only a listing asked for later tells what others
     # have done.
     look_after: float = -math.inf
@@ -194,6 +195,10 @@ class Inode(InodeState):
             others = (upload for upload in self.sent if upload.generation != generation and not upload.answered)
             self.sent, self.stored_ns, self.stored_at = (*others, *answered), stored_ns, at
 
+    def settle_sent_locked(self) -> None:
+        """The next upload ends all doubt: by then, none of others will arrive. The caller holds `lock`."""
+        self.sent = tuple(replace(upload, generation=self.generation) for upload in self.sent)
+
     def transition_locked(self, event: str) -> None:
         """Take a step of TRANSITIONS; any other is a bug. The caller holds `lock`."""
         try:
@@ -206,7 +211,7 @@ class Inode(InodeState):
         first = self.committed or self.state is not WriteState.DIRTY
         if first:
             self.generation += 1
-            self.committed = False
+            self.committed = self.missed = False
         self.transition_locked("change")
         return first
 

@@ -22,6 +22,7 @@ KINDS = (
     "reset",  # RST before the request is processed
     "drop_reply",  # the request is processed, then RST instead of the answer
     "lie",  # the request is processed, then `status` with `body` instead of the answer
+    "late",  # RST instead of the answer to an upload, which is stored once the fault is removed
     "hang",  # no answer for `seconds`, or until the fault is removed; then as usual
     "truncate",  # the full Content-Length, `amount` body bytes (default half), then close
     "corrupt",  # one bit of an upload changes on its way

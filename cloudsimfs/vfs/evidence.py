@@ -42,9 +42,9 @@ def inode_is_settled(inode: Inode, entry: Entry | None, asked_at: float) -> bool
             return entry is None or inode.entry is None or entry.fingerprint != inode.entry.fingerprint
         if inode.state is not WriteState.STORED:
             return False
-        if entry is None:  # not listed yet; after this time, others have removed it
-            return asked_at > inode.stored_at + LATE_UPLOADS
-        if entry.is_dir:
+        if entry is None or entry.is_dir:  # not listed yet, or lost: the last copy is the one here
+            return False
+        if _may_still_arrive(inode) and (not is_late(inode, asked_at) or _may_be_earlier(inode, entry)):
             return False
         if inode.entry is not None and entry.fingerprint == inode.entry.fingerprint:
             # the version before ours; or ours, if it looks the same: stored in the same second, with the same size
@@ -54,18 +54,44 @@ def inode_is_settled(inode: Inode, entry: Entry | None, asked_at: float) -> bool
         # an older upload of ours may have had the same size, and be listed first
         listed, stored = entry.mtime_ns, inode.stored_ns
         is_older = listed is not None and stored is not None and listed < stored - SECOND_NS
-        return not is_older or asked_at > inode.stored_at + LATE_UPLOADS
+        return not is_older or is_late(inode, asked_at)
 
 
-def inode_is_damaged(inode: Inode, entry: Entry, asked_at: float) -> bool:
-    """Whether a listing shows our upload, by its time, with another size, and too late to be an older version."""
+def inode_is_damaged(inode: Inode, entry: Entry | None, asked_at: float) -> bool:
+    """Whether the service has lost an upload that it acknowledged, or has stored an earlier one of ours over it.
+
+    A listing that can be trusted does not show it, or shows it, by its time, with another size. The earlier upload
+    had no answer; it is listed as newer, or for so long that ours should have taken its place.
+    """
     with inode.lock:
-        if inode.state is not WriteState.STORED or inode.writers or entry.is_dir or entry.size == inode.size:
+        if inode.state is not WriteState.STORED or inode.writers or (entry is not None and entry.is_dir):
             return False
-        if not entry.sized or inode.stored_ns is None or entry.mtime_ns is None:
+        late = is_late(inode, asked_at)
+        if entry is None:
+            return late and not inode.missed
+        if _may_be_earlier(inode, entry):
+            return late or is_newer(inode, entry)
+        if not entry.sized or inode.stored_ns is None or entry.mtime_ns is None or entry.size == inode.size:
             return False
-        ours = abs(entry.mtime_ns - inode.stored_ns) <= CLOCK_SLACK_NS
-        return ours and asked_at > inode.stored_at + LATE_UPLOADS
+        return late and abs(entry.mtime_ns - inode.stored_ns) <= CLOCK_SLACK_NS
+
+
+def is_late(inode: Inode, asked_at: float) -> bool:
+    """Whether a listing was asked for so long after our upload that it can be trusted."""
+    return asked_at > inode.stored_at + LATE_UPLOADS
+
+
+def _may_still_arrive(inode: Inode) -> bool:
+    """Whether an upload of another generation had no answer: it may be stored over the last one."""
+    return any(upload.generation != inode.generation and not upload.answered for upload in inode.sent)
+
+
+def _may_be_earlier(inode: Inode, entry: Entry) -> bool:
+    """Whether an entry may be such an upload."""
+    return any(
+        upload.generation != inode.generation and not upload.answered and upload.size == entry.size
+        for upload in inode.sent
+    )
 
 
 def is_foreign_locked(inode: Inode, entry: Entry) -> bool:

@@ -27,7 +27,7 @@ Item = Inode | Tombstone
 class Verdict:
     """A listing that shows `entry` (None: nothing) under the item's name ends the item.
 
-    With `damaged` the item stays: the service has lost bytes of the upload that it acknowledged.
+    With `damaged` the item stays: the service has lost the upload that it acknowledged, or bytes of it.
     """
 
     item: Item
@@ -162,5 +162,5 @@ class Overlay:
 def _judge_file(inode: Inode, entry: Entry | None, asked_at: float) -> Iterator[Verdict]:
     if inode_is_settled(inode, entry, asked_at):
         yield Verdict(inode, entry)
-    elif entry is not None and inode_is_damaged(inode, entry, asked_at):
+    elif inode_is_damaged(inode, entry, asked_at):
         yield Verdict(inode, entry, damaged=True)

@@ -13,7 +13,7 @@ from cloudsimfs.inode import Base, Inode, Tombstone, WriteState
 from cloudsimfs.journal.journal import Journal
 from cloudsimfs.service.model import Entry
 from cloudsimfs.vfs.attributes import Attributes
-from cloudsimfs.vfs.evidence import is_ours
+from cloudsimfs.vfs.evidence import is_late, is_ours
 from cloudsimfs.vfs.overlay import Item, Overlay, Verdict
 from cloudsimfs.writeback.uploads import Writeback
 
@@ -41,7 +41,7 @@ class Settlement:
 
     def settle(self, verdict: Verdict) -> None:
         """Act on what a listing has proved. The caller holds Tree.lock."""
-        if verdict.damaged and isinstance(verdict.item, Inode) and verdict.entry is not None:
+        if verdict.damaged and isinstance(verdict.item, Inode):
             self._resend(verdict.item, verdict.entry)
         else:
             self._retire(verdict.item, verdict.entry)
@@ -77,11 +77,18 @@ class Settlement:
             self._overlay.pop(gone)
             self._journal.drop_tombstone(gone)
 
-    def _resend(self, inode: Inode, entry: Entry) -> None:
-        """Upload again: the service has lost bytes that it acknowledged. The caller holds Tree.lock."""
-        log.warning("/%s: the service lists %d bytes of %d; it is uploaded again", inode.path, entry.size, inode.size)
+    def _resend(self, inode: Inode, entry: Entry | None) -> None:
+        """Upload again what the service has lost, or replaced by an earlier upload. The caller holds Tree.lock.
+
+        What no listing shows is uploaded once more only: others may have removed it, or the service hides it.
+        """
+        listed = "nothing" if entry is None else f"an earlier state of {entry.size} bytes"
+        log.warning("/%s: the service lists %s for %d bytes; it is uploaded again", inode.path, listed, inode.size)
         with inode.lock:
+            inode.missed = entry is None
             inode.transition_locked("damaged")
+            if is_late(inode, self._clock.monotonic()):
+                inode.settle_sent_locked()
             self._writeback.enqueue_locked(inode)
 
     def _confirm(self, inode: Inode, entry: Entry | None) -> None:

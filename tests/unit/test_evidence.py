@@ -80,7 +80,7 @@ def test_a_removed_file(removed: Entry | None, listed: Entry | None, later: floa
     ("listed", "later", "settled"),
     [
         (None, 1.0, False),  # uploads show late
-        (None, LATE_UPLOADS + 1, True),  # others have removed it
+        (None, LATE_UPLOADS + 1, False),  # lost, or removed by others
         (file(), 1.0, False),  # what was there before
         (file(mtime_ns=19 * 10**9), 1.0, True),  # ours
         (file(mtime_ns=10 * 10**9), 1.0, False),  # as long as ours, but perhaps an upload of ours before that one
@@ -104,12 +104,33 @@ def test_a_stored_file(listed: Entry | None, later: float, settled: bool) -> Non
         (file(size=4, mtime_ns=9 * 10**9), LATE_UPLOADS + 1, False),  # surely an older one
         (file(size=4, mtime_ns=99 * 10**9), LATE_UPLOADS + 1, False),  # somebody else's
         (file(size=0, mtime_ns=20 * 10**9), LATE_UPLOADS + 1, False),  # what was stored has 0 bytes
+        (None, 1.0, False),
+        (None, LATE_UPLOADS + 1, True),
     ],
 )
-def test_a_stored_file_that_lost_bytes(listed: Entry, later: float, damaged: bool) -> None:
+def test_a_stored_file_that_lost_bytes(listed: Entry | None, later: float, damaged: bool) -> None:
     inode = Inode("d/f", is_dir=False, entry=None, attr=LocalAttr(ino=9))
     inode.state, inode.stored_ns, inode.stored_at = WriteState.STORED, 20 * 10**9, NOW
     assert inode.size == 0
+    assert inode_is_damaged(inode, listed, NOW + later) is damaged
+
+
+@pytest.mark.parametrize(
+    ("listed", "later", "settled", "damaged"),
+    [
+        (file(size=0, mtime_ns=20 * 10**9), 1.0, False, False),  # ours, but the earlier one may still come
+        (file(size=0, mtime_ns=20 * 10**9), LATE_UPLOADS + 1, True, False),
+        (file(size=8, mtime_ns=20 * 10**9), 1.0, False, False),  # the earlier one: before ours, or after
+        (file(size=8, mtime_ns=20 * 10**9), LATE_UPLOADS + 1, False, True),
+        (file(size=8, mtime_ns=23 * 10**9), 1.0, False, True),  # after ours
+        (file(size=6, mtime_ns=23 * 10**9), LATE_UPLOADS + 1, True, False),  # somebody else's
+    ],
+)
+def test_an_earlier_upload_without_an_answer(listed: Entry, later: float, settled: bool, damaged: bool) -> None:
+    inode = Inode("d/f", is_dir=False, entry=None, attr=LocalAttr(ino=9))
+    inode.state, inode.generation, inode.stored_at = WriteState.STORED, 2, NOW
+    inode.rebase_locked(Base(None, True, 20 * 10**9, (Sent(1, 8), Sent(2, 0, answered=True))))
+    assert inode_is_settled(inode, listed, NOW + later) is settled
     assert inode_is_damaged(inode, listed, NOW + later) is damaged
 
 

@@ -1,0 +1,79 @@
+"""What was stored stays here until a listing has shown it: uploads that arrive late, or that no listing shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from cloudsimfs.sandbox import Sandbox
+from cloudsimfs.vfs.evidence import LATE_UPLOADS
+from harness import wait_until
+from world import Ticking, World
+
+FIRST = b"the first version"
+
+
+@pytest.fixture
+def world(box: Sandbox, api: Literal["v1", "v2"], tmp_path: Path) -> Iterator[World]:
+    made = World(box, tmp_path, api, Ticking(), write_back=0)
+    yield made
+    made.close()
+
+
+def look(world: World, seconds: float) -> None:
+    """List the root that much later."""
+    world.clock.advance(seconds)
+    world.box.advance(seconds)
+    world.tree.dcache.invalidate("")
+    world.tree.readdir("")
+    world.rest()
+
+
+@pytest.mark.parametrize("second", [b"the second, longer version", b"the other version"])
+@pytest.mark.parametrize("seen", [False, True])
+@pytest.mark.parametrize("seconds", [0, 10])
+def test_an_upload_without_an_answer_that_arrives_after_the_next(
+    box: Sandbox, world: World, second: bytes, seen: bool, seconds: float
+) -> None:
+    """It is as long as the next, or not; that one is listed before, or not; the first comes at once, or later."""
+    fault = box.faults.add("object-put", "late")
+    world.tree.readdir("")
+    world.write("f", FIRST)
+    wait_until(lambda: fault.fired >= 2, "it was sent, and nobody has answered")
+    world.rest()
+    fault.times = fault.fired
+    world.write("f", second)
+    world.files.writeback.drain()
+    assert box.files() == {"f": second}
+    if seen:
+        look(world, 1)
+    box.advance(seconds)
+    box.faults.clear()
+    wait_until(lambda: box.files() == {"f": FIRST}, "the first arrives")
+    look(world, 1)
+    assert world.read("f") == second
+    for _ in range(2):
+        look(world, LATE_UPLOADS + 1)
+        assert world.read("f") == second
+    assert box.files() == {"f": second}
+    assert not world.files.journal.files(), "it is settled"
+
+
+def test_a_stored_file_that_no_listing_shows(box: Sandbox, world: World) -> None:
+    """The service has lost it: it is uploaded once more, and stays here in any case."""
+    world.tree.readdir("")
+    world.write("f", FIRST)
+    world.files.writeback.drain()
+    box.remove("f")
+    look(world, LATE_UPLOADS + 1)
+    assert box.files() == {"f": FIRST}
+    box.remove("f")
+    box.calls.reset()
+    for _ in range(3):
+        look(world, LATE_UPLOADS + 1)
+        assert world.read("f") == FIRST
+    assert box.calls.counts()["upload-url"] == 0
+    assert [row.path for row in world.files.journal.files()] == ["f"]
