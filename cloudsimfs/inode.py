@@ -182,8 +182,9 @@ class Inode(InodeState):
 
     def may_arrive_locked(self, size: int) -> None:
         """Note that the last of `size` bytes is about to be sent. The caller holds `lock`."""
-        before = (upload for upload in self.sent if upload.generation != self.generation)
-        self.uploaded, self.sent = True, (*before, Sent(self.generation, size))
+        upload = Sent(self.generation, size)
+        before = (earlier for earlier in self.sent if replace(earlier, answered=False) != upload)
+        self.uploaded, self.sent = True, (*before, upload)
 
     def arrived_locked(self, generation: int, stored_ns: int | None, at: float) -> None:
         """Note the store's answer to that, at `at` (monotonic seconds). The caller holds `lock`.

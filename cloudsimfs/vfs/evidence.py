@@ -67,8 +67,8 @@ def inode_is_damaged(inode: Inode, entry: Entry | None, asked_at: float) -> bool
         if inode.state is not WriteState.STORED or inode.writers or (entry is not None and entry.is_dir):
             return False
         late = is_late(inode, asked_at)
-        if entry is None:
-            return late and not inode.missed
+        if entry is None or (inode.entry is not None and entry.fingerprint == inode.entry.fingerprint):
+            return late and not inode.missed  # what was there before
         if _may_be_earlier(inode, entry):
             return late or is_newer(inode, entry)
         if not entry.sized or inode.stored_ns is None or entry.mtime_ns is None or entry.size == inode.size:

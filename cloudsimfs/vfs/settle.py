@@ -80,12 +80,12 @@ class Settlement:
     def _resend(self, inode: Inode, entry: Entry | None) -> None:
         """Upload again what the service has lost, or replaced by an earlier upload. The caller holds Tree.lock.
 
-        What no listing shows is uploaded once more only: others may have removed it, or the service hides it.
+        What no listing shows in time is uploaded once more only: others may have removed it, or the service hides it.
         """
         listed = "nothing" if entry is None else f"an earlier state of {entry.size} bytes"
         log.warning("/%s: the service lists %s for %d bytes; it is uploaded again", inode.path, listed, inode.size)
         with inode.lock:
-            inode.missed = entry is None
+            inode.missed = True
             inode.transition_locked("damaged")
             if is_late(inode, self._clock.monotonic()):
                 inode.settle_sent_locked()

@@ -116,6 +116,17 @@ def test_a_stored_file_that_lost_bytes(listed: Entry | None, later: float, damag
 
 
 @pytest.mark.parametrize(
+    ("later", "missed", "damaged"),
+    [(1.0, False, False), (LATE_UPLOADS + 1, False, True), (LATE_UPLOADS + 1, True, False)],
+)
+def test_a_stored_file_that_is_listed_as_it_was_before(later: float, missed: bool, damaged: bool) -> None:
+    inode = Inode("d/f", is_dir=False, entry=file(), attr=LocalAttr(ino=9))
+    inode.state, inode.stored_ns, inode.stored_at, inode.missed = WriteState.STORED, 20 * 10**9, NOW, missed
+    assert not inode_is_settled(inode, file(), NOW + later)
+    assert inode_is_damaged(inode, file(), NOW + later) is damaged
+
+
+@pytest.mark.parametrize(
     ("listed", "later", "settled", "damaged"),
     [
         (file(size=0, mtime_ns=20 * 10**9), 1.0, False, False),  # ours, but the earlier one may still come
