@@ -264,13 +264,25 @@ def changed_names(before: Mapping[str, Entry], after: Mapping[str, Entry]) -> se
     return {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
 
 
+def by_name(entries: Iterable[Entry]) -> dict[str, Entry]:
+    """The entries of one directory by name. A file comes before a folder of its name, whatever the order of the list:
+    an object store may have both, and a folder that was removed may be listed for a while.
+    """
+    names: dict[str, Entry] = {}
+    for entry in entries:
+        if not entry.is_dir or entry.name not in names:
+            names[entry.name] = entry
+    return names
+
+
 def by_folder(entries: Iterable[Entry]) -> dict[str, dict[str, Entry]]:
     """The listings of all directories, the root's too, made from the reply of the all-entries call."""
-    folders: dict[str, dict[str, Entry]] = {paths.ROOT: {}}
+    inside: dict[str, list[Entry]] = {paths.ROOT: []}
     for entry in entries:
-        folders.setdefault(entry.dirname, {})[entry.name] = entry
+        inside.setdefault(entry.dirname, []).append(entry)
         if entry.is_dir:
-            folders.setdefault(entry.path, {})
+            inside.setdefault(entry.path, [])
+    folders = {path: by_name(listed) for path, listed in inside.items()}
     for path in list(folders):
         while path != paths.ROOT:  # some folders appear only in the paths of their files
             directory, name = paths.split(path)

@@ -36,7 +36,7 @@ from cloudsimfs.errors import (
     Unreachable,
 )
 from cloudsimfs.listings.absent import as_folder, named
-from cloudsimfs.listings.cache import NEVER, Listing, ListingCache, by_folder
+from cloudsimfs.listings.cache import NEVER, Listing, ListingCache, by_folder, by_name
 from cloudsimfs.listings.store import ListingStore
 from cloudsimfs.listings.walks import Walks
 from cloudsimfs.service import Client
@@ -274,7 +274,7 @@ class DCache:
             listed = self._client.list_directory(entry_id, path) if entry_id or not path else self._look_at(path)
         except NoSuchEntry as error:
             raise Refused(str(error)) from None
-        names = {entry.name: entry for entry in listed.entries}
+        names = by_name(listed.entries)
         if listed.complete:
             return Listing(names, asked_at)
         known = self.known(path) or Listing({}, NEVER)  # what is not shown to be gone stays
