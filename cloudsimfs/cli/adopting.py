@@ -23,6 +23,12 @@ def note_other_keys(directory: Path) -> None:
         except MountError as error:
             click.echo(f"note: another key has left something here: {error}", err=True)
             continue
+        if waits.lost:
+            click.echo(
+                f"note: the journal of another key, in {other}, does not fit the files beside it ({waits.lost}): "
+                "which deletes it had is not known",
+                err=True,
+            )
         if waits or waits.keys:
             click.echo(
                 f"note: {_describe(waits)} under another key, in {other}: `cloudsimfs recover` lists files; "

@@ -23,9 +23,11 @@ from cloudsimfs.config.settings import SETTINGS, near
 from cloudsimfs.datacache.directory import is_mounted
 from cloudsimfs.errors import CloudsimfsError, ConfigError, KeyRefused, MountError
 from cloudsimfs.host import mountpoint
-from cloudsimfs.journal.readonly import count_pending
+from cloudsimfs.journal.fitting import set_aside
+from cloudsimfs.journal.readonly import count_pending, read_misfit
 from cloudsimfs.service import Client, Entry
 from cloudsimfs.text import GIB, agree, count, gib
+from cloudsimfs.vfs.drafts import find_drafts
 
 Level = Literal["ok", "warning", "failure"]
 
@@ -201,6 +203,27 @@ def check_pending(settings: config.Settings) -> Finding:
     text = ", ".join(f"{count(files, 'file')} in {place}, which is mounted," for place, files in waiting.items())
     are = agree(sum(waiting.values()), "is", "are")
     return Finding("pending", "ok", f"{text} {are} to be uploaded; `cloudsimfs status` shows the progress")
+
+
+def check_journals(settings: config.Settings) -> Iterator[Finding]:
+    """The journals that were lost or set aside, and the files that only `recover` knows since."""
+    for place in config.account_dirs(settings["cache-dir"], None):
+        asides = set_aside(place)
+        try:
+            reason = "" if is_mounted(place) else read_misfit(place)
+            found = [draft for draft in find_drafts(place) if draft.found]
+        except MountError as error:
+            yield Finding("journal", "failure", str(error), "do as it says; nothing was changed")
+            continue
+        lost = [f"the journal of {place} does not fit its files ({reason})"] if reason else []
+        lost += [f"{aside} did not fit its files" for aside in asides]
+        if found:
+            lost.append(f"{count(len(found), 'file')} in {place} {agree(len(found), 'has', 'have')} no record")
+        if lost:
+            remedy = "cloudsimfs recover, which lists the files that were not stored"
+            if asides and not (found or reason):
+                remedy = f"rm {' '.join(shlex.quote(str(aside)) + '*' for aside in asides)}"
+            yield Finding("journal", "warning", "; ".join(lost), remedy)
 
 
 # -- the account -----------------------------------------------------------------------------------------------

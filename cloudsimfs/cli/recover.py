@@ -57,8 +57,10 @@ def recover(
     searched: those of all services, unless --url or --profile names one. NAME is an id, a path or a pattern.
 
     Closed files that wait for upload in a cache directory that is not mounted, for example under a replaced key, are
-    listed and saved, too. --adopt hands everything that waits under an earlier key (files, drafts, deletes,
-    unanswered launches) to the present key, whose next mount continues with it. The drive must not be mounted.
+    listed and saved, too, and so are files whose record was lost with the journal.
+
+    --adopt hands everything that waits under an earlier key (files, drafts, deletes, unanswered launches) to the
+    present key, whose next mount continues with it. The drive must not be mounted.
     """
     elsewhere, of_service = bool(given["cache_dir"] or given["url"]), bool(given["url"] or given["profile"])
     settings = settings_of(given)
@@ -141,7 +143,8 @@ def _show(drafts: list[Draft], *, as_json: bool) -> None:
 
 def describe(draft: Draft) -> str:
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(draft.since_ns / 1e9))
-    notes = [] if draft.shown else ["its name has the last closed state"]
+    notes = [] if draft.shown or draft.found else ["its name has the last closed state"]
+    notes += ["its record in the journal was lost"] if draft.found else []
     notes += [f"closed, and not uploaded: waits in {Path(draft.file).parents[1]}"] if draft.closed else []
     notes += (
         [f"{count(draft.missing, 'byte')} of it {agree(draft.missing, 'is', 'are')} only on the service"]

@@ -26,6 +26,7 @@ from cloudsimfs.fuse.pagecache import KernelCache
 from cloudsimfs.inode import Node
 from cloudsimfs.listings.dcache import DCache
 from cloudsimfs.service import Budget
+from cloudsimfs.vfs.names import is_local_name
 from cloudsimfs.vfs.tree import Tree
 from cloudsimfs.writeback.uploads import Writeback
 
@@ -79,6 +80,12 @@ class MountedStorage:
             if paths.is_within(inode.path, path) and not inode.local_only:
                 raise WrongState(
                     f"/{inode.path} was being written when the last mount ended, and is not stored; "
+                    "`cloudsimfs recover` uploads or discards it"
+                )
+        for lost in self._tree.without_record():
+            if paths.is_within(lost, path) and not is_local_name(paths.name(lost)):
+                raise WrongState(
+                    f"/{lost} was closed and may not be stored: its record was lost with the journal; "
                     "`cloudsimfs recover` uploads or discards it"
                 )
         try:

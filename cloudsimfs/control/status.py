@@ -14,6 +14,7 @@ from typing import Any
 
 from cloudsimfs import __version__
 from cloudsimfs.config import Config
+from cloudsimfs.journal.fitting import set_aside
 from cloudsimfs.service import BudgetState, Client
 from cloudsimfs.text import count, mib
 from cloudsimfs.uploader.conflicts import Conflicts
@@ -58,6 +59,7 @@ class Report:
             "conflicts": [asdict(conflict) for conflict in self._conflicts.found()],
             "undeleted": [{"path": path, "error": error} for path, error in self._deletes.given_up().items()],
             "recover": [draft.path for draft in self._recovery.drafts()],
+            "set_aside": [str(journal) for journal in set_aside(self._config.cache_dir)],
             "cache": {"directory": str(self._config.cache_dir), "used": used, "limit": limit},
             "open_files": self._handles.count,
             "budget": asdict(self._client.budget.snapshot()),
@@ -103,15 +105,19 @@ class Report:
             yield f"waiting   {count(budget.waiting, 'call')}, for the hour to turn at {_hour(budget.resets_at)}"
 
     def _kept_lines(self) -> Iterator[str]:
-        """The drafts that wait for `cloudsimfs recover`, and the uploads that the service refuses."""
+        """What waits for `cloudsimfs recover`, the uploads that the service refuses, and the journals set aside."""
         refused = self._refusals.all()
-        drafts = [draft.path for draft in self._recovery.drafts()]
-        kept = [path for path in drafts if not any(reason.startswith(f"/{path}: ") for reason in refused)]
-        for path in kept[:MOST_LINES]:
-            yield (
-                f"kept      /{path}: was open for writing when the daemon died, or replaced by others; "
-                "see `cloudsimfs recover`"
-            )
+        drafts = self._recovery.drafts()
+        kept = [draft for draft in drafts if not any(reason.startswith(f"/{draft.path}: ") for reason in refused)]
+        for draft in kept[:MOST_LINES]:
+            reason = "was open for writing when the daemon died, or replaced by others"
+            if draft.found:
+                reason = "its record in the journal was lost, so it is not uploaded"
+            yield f"kept      /{draft.path}: {reason}; see `cloudsimfs recover`"
+        if len(kept) > MOST_LINES:
+            yield f"kept      {len(kept) - MOST_LINES} more; see `cloudsimfs recover`"
+        for journal in set_aside(self._config.cache_dir):
+            yield f"journal   set aside, since it did not fit the files: {journal}; remove it when you like"
         for reason in refused[:MOST_LINES]:
             yield f"refused   {reason}; write it again, remove it, or see `cloudsimfs recover`"
 

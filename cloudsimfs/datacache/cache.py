@@ -19,12 +19,22 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from cloudsimfs.datacache import ancestry, rangelog
+from cloudsimfs.datacache import ancestry, notes, rangelog
 from cloudsimfs.datacache.content import Content
-from cloudsimfs.datacache.directory import LOCAL, key_of, lock_directory, log_of, size_of, with_log
+from cloudsimfs.datacache.directory import (
+    LOCAL,
+    NOTE,
+    STAMP,
+    is_version_key,
+    key_of,
+    lock_directory,
+    log_of,
+    size_of,
+    with_log,
+)
 from cloudsimfs.datacache.rangelog import RangeLog, Record, Version
 from cloudsimfs.datacache.state import ContentState
-from cloudsimfs.errors import NoSpace
+from cloudsimfs.errors import MountError, NoSpace
 from cloudsimfs.host.disk import copy_file, disk_failure, disk_usage
 from cloudsimfs.host.files import fsync_path, make_private
 from cloudsimfs.prefetch.pool import FetchPool
@@ -40,7 +50,7 @@ SEAL_BOUND = 5.0  # seconds spent at unmount on having the cache on the disk
 
 
 class DataCache:
-    """Owns `directory`. `limit` is in bytes. Raises MountError if another mount holds the directory."""
+    """Owns `directory`. `limit` is in bytes. Raises MountError if another mount holds it, or it cannot be used."""
 
     def __init__(self, directory: Path, *, limit: int, client: Client) -> None:
         self.pool = FetchPool()
@@ -54,8 +64,11 @@ class DataCache:
         self._used = 0  # bytes on the disk when it was last measured, and those kept since
         self._reserved = 0  # bytes about to be kept
         self.data = directory / "data"
-        make_private(self.data)
-        self._lock_fd = lock_directory(directory)
+        try:
+            make_private(self.data)
+            self._lock_fd = lock_directory(directory)
+        except OSError as error:
+            raise MountError(f"{directory}: the cache directory cannot be used: {error.strerror}") from error
 
     def close(self) -> None:
         """Have clean contents on the disk, as far as that is quick, and unlock the directory."""
@@ -112,8 +125,8 @@ class DataCache:
         path = log_of(backing, key)
         record = rangelog.load(path)
         if record is None or record.version != entry.fingerprint or size_of(backing) != entry.size:
+            backing.unlink(missing_ok=True)  # first: without its log it would look like the only copy of something
             path.unlink(missing_ok=True)
-            backing.unlink(missing_ok=True)
             return None
         content = Content(
             backing,
@@ -193,6 +206,7 @@ class DataCache:
         state = replace(state, backing=self._new_path().name)
         with self.reserve(disk_usage(content.backing)):  # an upper bound: shared blocks are counted twice
             try:
+                notes.give_up(str(self.data / state.backing))  # as long as no row names the copy
                 copy_file(content.backing, self.data / state.backing, size)
             except OSError as error:
                 raise disk_failure(error) from error
@@ -233,24 +247,21 @@ class DataCache:
         fsync_path(self.data)
 
     def sweep(self, keep: set[str]) -> None:
-        """At start: find what earlier mounts have kept, and remove files that no journal row and no log names.
+        """At start: find what earlier mounts have kept, and remove what is known to be of no use.
 
-        `keep` are the names of the backing files that journal rows name.
+        `keep` are the names of the backing files that journal rows name. A file that nothing is known of stays, too.
         """
+        keep = keep.union(notes.unclaimed(self.data, keep))
+        wanted = keep.union([STAMP], *([f"{name}.{LOCAL}", f"{name}.{NOTE}"] for name in keep))
         with os.scandir(self.data) as files:
             times = {file.name: file.stat().st_mtime for file in files}
-        logs = sorted((name for name in times if "." in name), key=lambda name: times[name])
-        for log in logs:
+        for log in sorted(times, key=lambda name: times[name]):
             name, _, key = log.partition(".")
-            wanted = key == LOCAL if name in keep else name in times and key.isalnum() and key != LOCAL
-            if not wanted:
-                (self.data / log).unlink(missing_ok=True)
-            elif key != LOCAL:
+            if name not in keep and name in times and is_version_key(key):
                 self._kept[key] = name
-        named = keep.union(self._kept.values())
-        for name in times:
-            if name.partition(".")[0] not in named:
-                (self.data / name).unlink(missing_ok=True)
+                wanted |= {name, log}
+        for name in sorted(times.keys() - wanted):  # a backing file goes before what is said of it
+            (self.data / name).unlink(missing_ok=True)
         self._measure()
 
     def _new_path(self) -> Path:
@@ -306,8 +317,8 @@ class DataCache:
             key, name = self._kept.popitem(last=False)
             backing = self.data / name
             self._used -= disk_usage(backing)
-            log_of(backing, key).unlink(missing_ok=True)
             backing.unlink(missing_ok=True)
+            log_of(backing, key).unlink(missing_ok=True)
         for version, content in list(self._clean.items()):
             if self._used <= enough:
                 return

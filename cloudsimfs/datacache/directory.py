@@ -3,6 +3,8 @@
     data/<name>             the bytes of one content
     data/<name>.<version>   its log (`rangelog`) while the bytes are the service's; the next mount finds it by name
     data/<name>.local       its log while it holds local truth and a journal row names it
+    data/<name>.note        what the journal says of it, where the file has no room for that (`notes`)
+    data/journal.stamp      which journal belongs to these files (`journal.stamp`)
     lock                    held by the one mount that may use the directory
 
 The directory is 0700, its files 0600. Threading: none of its own.
@@ -23,6 +25,9 @@ from cloudsimfs.host.files import is_locked, lock_file, make_private
 from cloudsimfs.prefetch.ranges import RangeSet
 
 LOCAL = "local"
+NOTE = "note"
+STAMP = "journal.stamp"
+KEY_LENGTH = 24  # letters of a version's key
 
 
 def make_directory(directory: Path) -> None:
@@ -75,7 +80,12 @@ def is_mounted(directory: Path) -> bool:
 
 def key_of(version: Version) -> str:
     """A version as the suffix of its log's name."""
-    return hashlib.sha256(repr(version).encode()).hexdigest()[:24]
+    return hashlib.sha256(repr(version).encode()).hexdigest()[:KEY_LENGTH]
+
+
+def is_version_key(key: str) -> bool:
+    """Whether it is the suffix of a version's log, and not another word."""
+    return len(key) == KEY_LENGTH and key.isalnum()
 
 
 def log_of(backing: Path, key: str) -> Path:

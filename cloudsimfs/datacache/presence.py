@@ -1,6 +1,7 @@
 """Which bytes of a version are in the backing file: in memory, and for the next mount in the log (`rangelog`).
 
-The log is written after bytes have come, and before they go: it never claims more than there is.
+The log begins before bytes come, and has them after they have come and until they go: it never claims more than there
+is.
 
 Threading: none of its own; guarded by Content.lock.
 """
@@ -42,6 +43,11 @@ class Presence:
         self.ranges = RangeSet(ranges)
         self.ranges.clip(remote_end)
 
+    def expect(self) -> None:
+        """Bytes of the version are about to come."""
+        if self._log is not None:
+            self._log.open()
+
     def add(self, start: int, end: int, etag: str | None) -> None:
         """The bytes `[start, end)` of the version with this ETag are there now."""
         self.ranges.add(start, end)
@@ -80,7 +86,7 @@ class Presence:
         self._log = log
 
     def remove_log(self) -> None:
-        """The backing file is about to be removed: the log must not claim bytes that are not there."""
+        """The backing file is gone: the log must not claim bytes that are not there."""
         if self._log is not None:
             self._log.remove()
 

@@ -1,7 +1,7 @@
 """The log beside a backing file: which version the file holds, and which of its bytes are present.
 
-Each step appends a line after its data is written. So the log never claims more than there is, even if the daemon is
-killed:
+It begins before the first byte comes: a file with a version's log holds nothing but a version's bytes. Each step
+appends a line after its data is written. So the log never claims more than there is, even if the daemon is killed:
 
     {"version": [id, size, ns], "path": ..., "boot": ...}     the first line; without it the file is worth nothing
     r START END     these bytes are present
@@ -26,7 +26,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cloudsimfs.host.files import replace_file
+from cloudsimfs.host.files import open_private, replace_file
 from cloudsimfs.prefetch.ranges import RangeSet
 from cloudsimfs.service.model import Entry
 
@@ -115,6 +115,11 @@ class RangeLog:
             self._give_up(error)
         self._begun, self._etag, self.sealed = True, etag, False
 
+    def open(self) -> None:
+        """Have the first line there, before the first byte."""
+        if not self._begun and not self._broken:
+            self.begin()
+
     def add(self, start: int, end: int, etag: str | None) -> None:
         """Log that `[start, end)` is present."""
         line = f"r {start} {end}\n"
@@ -169,10 +174,9 @@ class RangeLog:
             self._fd = -1
 
     def _append(self, text: str) -> None:
+        self.open()
         if self._broken:
             return
-        if not self._begun:
-            self.begin()
         try:
             if self._fd < 0:
                 self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
@@ -186,7 +190,7 @@ class RangeLog:
         log.warning("cache: %s is not kept for the next mount: %s", self._entry.path, error.strerror)
         self._broken = True
         self.close()
-        try:
-            self.path.unlink(missing_ok=True)
+        try:  # half a log is ignored, and so is an empty one, but it still says that the file is a version's
+            os.close(open_private(self.path, os.O_WRONLY | os.O_TRUNC))
         except OSError:
-            pass  # nothing can be written there, and half a log is ignored
+            pass  # nothing can be written there

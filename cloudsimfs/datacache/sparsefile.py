@@ -20,6 +20,7 @@ import threading
 from collections.abc import Iterable
 from pathlib import Path
 
+from cloudsimfs.datacache.notes import note_of
 from cloudsimfs.datacache.presence import Presence
 from cloudsimfs.datacache.rangelog import RangeLog
 from cloudsimfs.errors import BadHandle, FsError
@@ -165,6 +166,7 @@ class SparseFile:
         with self.lock:
             if not self._users:
                 return False
+            self._presence.expect()
             holes = list(self._presence.missing(position, position + len(block)))
             fd = self.borrow_locked()
             self._fills += holes
@@ -211,9 +213,10 @@ class SparseFile:
     # -- giving disk space back ------------------------------------------------------------------------------
 
     def remove_locked(self) -> None:
-        """Remove the file and its log. Whoever has it open goes on reading what is present."""
-        self._presence.remove_log()
+        """Remove the file, and then what is said of it. Whoever has it open goes on reading what is present."""
         self.path.unlink(missing_ok=True)
+        self._presence.remove_log()
+        note_of(self.path).unlink(missing_ok=True)
 
     def evict(self) -> int | None:
         """Remove the file unless it is open or its lock is taken. Returns the bytes freed, or None."""
@@ -255,6 +258,7 @@ class SparseFile:
     def begin_log_locked(self, log: RangeLog) -> None:
         """All bytes turned out to be a version's, whose log is this."""
         self._presence.begin(log, self.size)
+        note_of(self.path).unlink(missing_ok=True)
 
     # -- on the disk -----------------------------------------------------------------------------------------
 

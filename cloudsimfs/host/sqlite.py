@@ -13,6 +13,9 @@ from cloudsimfs.host.files import open_private
 class OtherVersion(sqlite3.DatabaseError):
     """The file was written by another version of this package."""
 
+    def __init__(self, found: int) -> None:
+        super().__init__(f"written by another version of cloudsimfs (schema {found})")
+
 
 def open_database(
     path: Path, schema: str, version: int, *, synchronous: Literal["OFF", "NORMAL"]
@@ -29,7 +32,7 @@ def open_database(
         connection.execute(f"PRAGMA synchronous={synchronous}")
         found = connection.execute("PRAGMA user_version").fetchone()[0]
         if found not in (0, version):
-            raise OtherVersion(f"written by another version of cloudsimfs (schema {found})")
+            raise OtherVersion(found)
         connection.executescript(schema)
         connection.execute(f"PRAGMA user_version={version}")
     except BaseException:

@@ -29,8 +29,22 @@ class _Batch:
     undo: list[Callable[[], object]] = field(default_factory=list)
 
 
+class Misfit(MountError):
+    """The journal cannot be the one of the files beside it."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(
+            f"{path}: the journal does not fit the files beside it ({reason}); mount this account once: "
+            "that sets the journal aside and keeps the files"
+        )
+        self.reason = reason
+
+
 class Database:
-    """Open (and create, 0600) the file at `path`. Raises MountError if it cannot be used."""
+    """Open (and create, 0600) the file at `path`.
+
+    Raises Misfit if it is damaged, else MountError if it cannot be used.
+    """
 
     def __init__(self, path: Path, schema: str, version: int) -> None:
         self._version = version
@@ -39,9 +53,12 @@ class Database:
         try:
             # A commit is in the kernel's hands when it returns: it survives our death. sync() asks for more.
             self._connection = open_database(path, schema, version, synchronous="NORMAL")
+            check(self._connection)
         except OtherVersion as error:
-            raise MountError(f"{path}: {error}") from None
+            raise MountError(other_version(path, str(error))) from None
         except (sqlite3.Error, OSError) as error:
+            if is_damage(error):
+                raise Misfit(path, f"it is damaged: {error}") from error
             raise MountError(f"{path}: the journal cannot be opened: {error}") from error
 
     def close(self) -> None:
@@ -144,6 +161,47 @@ class Database:
                 if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
                     raise NoSpace(f"the journal cannot be written: {error}") from error
                 raise FsError(f"the journal cannot be written: {error}") from error
+
+
+def other_version(path: Path, found: str) -> str:
+    """What to say of a journal with another schema."""
+    return f"{path}: {found}: use that version of cloudsimfs again, or begin anew with another --cache-dir"
+
+
+def check(connection: sqlite3.Connection) -> None:
+    """Raises sqlite3.DatabaseError if the file is damaged."""
+    (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+    if found != "ok":
+        error = sqlite3.DatabaseError(found)
+        error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+        raise error
+
+
+def is_damage(error: Exception) -> bool:
+    """Whether the file itself is wrong: no database, or half of one. A full or failing disk is no damage."""
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK)
+    return code & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+def first_row(path: Path, table: str, version: int) -> Any:
+    """The first row of a table in the file at `path`, which another mount may have open; None if there is none.
+
+    Raises Misfit if the file is damaged or empty, else MountError if it has another schema or cannot be read.
+    """
+    try:
+        with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
+            (found,) = connection.execute("PRAGMA user_version").fetchone()
+            if found not in (0, version):
+                raise MountError(other_version(path, str(OtherVersion(found))))
+            check(connection)
+            tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+            if not tables:
+                raise Misfit(path, "it is empty")
+            return connection.execute(f"SELECT * FROM {table}").fetchone() if table in tables else None
+    except sqlite3.Error as error:
+        if is_damage(error):
+            raise Misfit(path, f"it is damaged: {error}") from None
+        raise MountError(f"{path}: the journal cannot be read: {error}") from None
 
 
 def rows_of(path: Path, query: str) -> list[Any]:

@@ -23,6 +23,9 @@ fsync(2) is not a close: a later write overwrites the synced bytes, as on any di
 duplicate of a descriptor that was closed. What was written since the last close is a `draft`: the next
 mount restores the closed state, if there is one, and `recover` deals with the draft.
 
+Beside each backing file a note says what its row says (`notes`), and the stamp of the data directory says which
+journal belongs to it (`stamp`): the bytes outlive the journal.
+
 Threading: any thread may save and read; the lock, the last in the order, is the database's.
 """
 
@@ -34,33 +37,50 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
-from cloudsimfs.datacache.state import ContentState
+from cloudsimfs.datacache.state import ContentState, pack, pack_bytes, unpack
+from cloudsimfs.errors import CloudsimfsError, MountError
+from cloudsimfs.host.files import make_private
 from cloudsimfs.inode import Base, LocalAttr, Sent
 from cloudsimfs.journal.database import Database
+from cloudsimfs.journal.notes import Notes
 from cloudsimfs.journal.rows import (
     DraftRow,
     FileRow,
+    Kept,
     LaunchRow,
     TombstoneRow,
     draft_row,
     file_row,
-    pack,
-    pack_bytes,
-    unpack,
     unpack_version,
 )
 from cloudsimfs.journal.schema import DRAFTS, EVERYTHING, FILES, SCHEMA, SCHEMA_VERSION, SENT
+from cloudsimfs.journal.stamp import Stamps
 from cloudsimfs.service.model import LaunchRequest
 
 
 class Journal:
-    """Open (and create, 0600) the journal at `path`. Raises MountError if it cannot be used.
+    """Open (and create, 0600) the journal at `path`. The folder `data` beside it has the backing files.
 
-    What saves raises NoSpace, or FsError if it cannot be written for another reason.
+    Raises Misfit if it does not belong to them, else MountError if it cannot be used. What saves raises NoSpace, or
+    FsError if it cannot be written for another reason.
     """
 
     def __init__(self, path: Path) -> None:
         self._db = Database(path, SCHEMA, SCHEMA_VERSION)
+        try:
+            data = path.parent / "data"
+            make_private(data)
+            self._stamps = Stamps(path, data, self._db)
+            self._notes = Notes(data, self._db)
+            self._notes.load(self.files(), self.drafts())
+        except (CloudsimfsError, OSError) as error:
+            self._db.close()
+            raise error if isinstance(error, MountError) else MountError(f"{path}: {error}") from error
+
+    def keep_up(self) -> None:
+        """From now on this is the journal of a mount: its notes say what the rows say, and its stamp is kept."""
+        self._notes.refresh(self.files(), self.drafts())
+        self._stamps.begin()
 
     def close(self) -> None:
         self._db.close()
@@ -86,7 +106,7 @@ class Journal:
 
     def sync(self) -> None:
         """fsync what was committed so far (step 4)."""
-        self._db.sync()
+        self._stamps.sync()
 
     # -- files ----------------------------------------------------------------------------------------
 
@@ -108,6 +128,7 @@ class Journal:
                 *pack_bytes(row.bytes),
             )
             self._save_sent(row.ino, row.sent)
+            self._notes.closed(row)
 
     def save_draft(self, row: DraftRow, *, closed: bool) -> None:
         """Record what is being written. `closed`: the closed state stays; without it, its bytes are gone."""
@@ -126,6 +147,7 @@ class Journal:
                 row.kept,
                 *pack_bytes(row.bytes),
             )
+            self._notes.draft(row, closed=closed)
 
     def move_file(self, ino: int, path: str, base: Base) -> None:
         """Record a closed state's new name, under which it is to be uploaded."""
@@ -140,6 +162,7 @@ class Journal:
                 ino,
             )
             self._save_sent(ino, base.sent)
+            self._notes.moved(ino, path)
 
     def mark_uploaded(self, ino: int, sent: Iterable[Sent]) -> None:
         """Record that an upload of the file may have arrived; `sent` are all those since its base was listed."""
@@ -157,6 +180,7 @@ class Journal:
         with self.transaction():
             self._db.run("DELETE FROM file WHERE ino = ?", ino)
             self._db.run("DELETE FROM draft WHERE ino = ? AND NOT kept", ino)
+            self._notes.dropped(ino)
 
     def files(self) -> list[FileRow]:
         sent: dict[int, tuple[Sent, ...]] = {}
@@ -168,20 +192,30 @@ class Journal:
     def drafts(self) -> list[DraftRow]:
         return [draft_row(values) for values in self._db.rows(DRAFTS)]
 
-    def keep_draft(self, ino: int, held: ContentState) -> None:
+    def backing_names(self) -> set[str]:
+        """The backing files that rows name."""
+        return {row.bytes.backing for row in self.files()} | {row.bytes.backing for row in self.drafts()}
+
+    def keep_draft(self, row: DraftRow, held: ContentState) -> None:
         """Keep a draft beside the names: the daemon that wrote it died. `held`: where its bytes are from now on."""
-        self._db.run(
-            "UPDATE draft SET kept = 1, backing = ?, size = ?, source = ?, etag = ?, remote_end = ?, present = ? "
-            "WHERE ino = ? AND NOT kept",
-            *pack_bytes(held),
-            ino,
-        )
+        with self.transaction():
+            self._db.run(
+                "UPDATE draft SET kept = 1, backing = ?, size = ?, source = ?, etag = ?, remote_end = ?, present = ? "
+                "WHERE ino = ? AND NOT kept",
+                *pack_bytes(held),
+                row.ino,
+            )
+            self._notes.kept(replace(row, kept=Kept.DRAFT, bytes=held), closed=True)
 
     def drop_draft(self, ino: int) -> None:
-        self._db.run("DELETE FROM draft WHERE ino = ? AND NOT kept", ino)
+        with self.transaction():
+            self._db.run("DELETE FROM draft WHERE ino = ? AND NOT kept", ino)
+            self._notes.draft_dropped(ino)
 
     def drop_kept(self, backing: str) -> None:
-        self._db.run("DELETE FROM draft WHERE backing = ? AND kept", backing)
+        with self.transaction():
+            self._db.run("DELETE FROM draft WHERE backing = ? AND kept", backing)
+            self._notes.kept_dropped(backing)
 
     # -- folders and tombstones -----------------------------------------------------------------------
 
@@ -252,7 +286,9 @@ class Journal:
 
     def clear(self) -> None:
         """Forget everything: it belongs to another key now."""
+        names = self.backing_names()
         with self.transaction():
+            self._notes.cleared(names)
             for table in EVERYTHING:
                 self._db.run(f"DELETE FROM {table}")
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from cloudsimfs.errors import MountError
-from cloudsimfs.journal.database import rows_of
+from cloudsimfs.journal import stamp
+from cloudsimfs.journal.database import Misfit, first_row, rows_of
 from cloudsimfs.journal.rows import DraftRow, FileRow, draft_row, file_row
-from cloudsimfs.journal.schema import DRAFTS, FILES
+from cloudsimfs.journal.schema import DRAFTS, FILES, JOURNAL, SCHEMA_VERSION
+from cloudsimfs.journal.stamp import Identity
 
 
 def count_pending(path: Path) -> int:
@@ -19,6 +21,26 @@ def count_pending(path: Path) -> int:
         return int(rows_of(path, "SELECT count(*) FROM file WHERE state <> 'stored'")[0][0])
     except MountError:
         return 0
+
+
+def read_misfit(directory: Path) -> str:
+    """Why the next mount will set the directory's journal aside; empty if it fits, or if there never was one.
+
+    Raises MountError if another version has written it, or it cannot be read now.
+    """
+    path, last = directory / JOURNAL, stamp.read(directory / "data")
+    if not path.exists():
+        return "it is missing" if last is not None else ""
+    try:
+        found = first_row(path, "identity", SCHEMA_VERSION)
+    except Misfit as misfit:
+        return misfit.reason
+    return stamp.misfit(found and Identity(*found), last)
+
+
+def read_named(path: Path) -> set[str]:
+    """The backing files that rows of the journal at `path` name. Raises MountError."""
+    return {name for (name,) in rows_of(path, "SELECT backing FROM file UNION SELECT backing FROM draft")}
 
 
 def read_drafts(path: Path) -> list[DraftRow]:

@@ -1,14 +1,24 @@
-"""The rows of the journal as values, and entries as text. Pure."""
+"""The rows of the journal as values. Pure."""
 
 from __future__ import annotations
 
+import enum
 import json
 from dataclasses import dataclass
 from typing import Any
 
-from cloudsimfs.datacache.state import ContentState
+from cloudsimfs.datacache.state import ContentState, unpack, unpack_bytes
 from cloudsimfs.inode import Sent
 from cloudsimfs.service.model import Entry, LaunchRequest
+
+
+class Kept(enum.IntEnum):
+    """Why a draft is beside the names; false if it is not. The values of the column `kept`."""
+
+    NO = 0
+    DRAFT = 1  # the daemon that wrote it died, or others have replaced the file
+    FOUND_CLOSED = 2  # found in the data directory without a row, and closed
+    FOUND_OPEN = 3  # the same, and it was being written, or nothing is known of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +46,16 @@ class DraftRow:
     uploaded: bool
     base: Entry | None
     since_ns: int
-    kept: bool
+    kept: Kept
     bytes: ContentState
+
+    def size(self, on_disk: int) -> int:
+        """Bytes of the draft, of a backing file that has `on_disk`: the row was made at the first change."""
+        return min(on_disk, self.bytes.size) if self.kept is Kept.FOUND_CLOSED else max(0, on_disk)
+
+    @property
+    def is_found(self) -> bool:
+        return self.kept in (Kept.FOUND_CLOSED, Kept.FOUND_OPEN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,32 +82,11 @@ class LaunchRow:
     refused: str | None = None
 
 
-def pack(entry: Entry | None) -> str | None:
-    if entry is None:
-        return None
-    return json.dumps([entry.id, entry.dirname, entry.name, entry.is_dir, entry.size, entry.mtime_ns, entry.sized])
-
-
-def unpack(text: str | None) -> Entry | None:
-    return None if text is None else Entry(*json.loads(text))
-
-
 def unpack_version(text: str | None) -> tuple[int, int, int] | None:
     if text is None:
         return None
     entry_id, size, mtime_ns = json.loads(text)
     return entry_id, size, mtime_ns
-
-
-def pack_bytes(held: ContentState) -> tuple[str, int, str | None, str | None, int, str]:
-    return held.backing, held.size, pack(held.source), held.etag, held.remote_end, json.dumps(held.present)
-
-
-def unpack_bytes(
-    backing: str, size: int, source: str | None, etag: str | None, remote_end: int, present: str
-) -> ContentState:
-    ranges = tuple((start, end) for start, end in json.loads(present))
-    return ContentState(backing, size, unpack(source), etag, remote_end, ranges)
 
 
 def file_row(values: tuple[Any, ...]) -> FileRow:
@@ -99,4 +96,4 @@ def file_row(values: tuple[Any, ...]) -> FileRow:
 
 def draft_row(values: tuple[Any, ...]) -> DraftRow:
     ino, path, generation, uploaded, base, since_ns, kept, *held = values
-    return DraftRow(ino, path, generation, bool(uploaded), unpack(base), since_ns, bool(kept), unpack_bytes(*held))
+    return DraftRow(ino, path, generation, bool(uploaded), unpack(base), since_ns, Kept(kept), unpack_bytes(*held))

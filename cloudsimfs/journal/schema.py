@@ -1,5 +1,6 @@
 """The tables of the journal. A column's comment says what it holds; `rows` has them as values."""
 
+JOURNAL = "journal.db"
 SCHEMA_VERSION = 2
 
 SCHEMA = """
@@ -36,7 +37,7 @@ CREATE TABLE IF NOT EXISTS draft (         -- bytes written since the last close
   uploaded   INTEGER NOT NULL,
   base       TEXT,
   since_ns   INTEGER NOT NULL,             -- when it was first written to
-  kept       INTEGER NOT NULL,             -- 1: of a daemon that died, and its name has the closed state again
+  kept       INTEGER NOT NULL,             -- beside the names, which show something else (`rows.Kept`); 0: it is not
   backing    TEXT NOT NULL,                -- the same as the closed state's while bytes were only appended to that
   size       INTEGER NOT NULL,             -- when the row was made; the backing file has the true one
   source     TEXT,
@@ -72,14 +73,19 @@ CREATE TABLE IF NOT EXISTS handover (      -- all of this is being handed to ano
   id         TEXT PRIMARY KEY,
   target     TEXT NOT NULL                 -- the directory of that key
 );
+CREATE TABLE IF NOT EXISTS identity (      -- one row: which journal this is (`stamp`)
+  id         TEXT NOT NULL,
+  count      INTEGER NOT NULL              -- grows with each mount and each fsync
+);
 CREATE TABLE IF NOT EXISTS adopted (       -- the handovers that were taken in here
   id         TEXT PRIMARY KEY
 );
 """
 
 EVERYTHING = ("file", "sent", "draft", "folder", "gone", "launch", "attr", "handover")
-"""What belongs to the key whose directory it is: all tables but `adopted`."""
+"""What belongs to the key whose directory it is: all tables but `identity` and `adopted`."""
 
 FILES = "SELECT * FROM file ORDER BY rowid"
 SENT = "SELECT ino, generation, size, answered FROM sent ORDER BY rowid"
+IDENTITY = "SELECT id, count FROM identity"
 DRAFTS = "SELECT * FROM draft ORDER BY rowid"

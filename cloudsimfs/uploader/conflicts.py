@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from cloudsimfs import paths
 from cloudsimfs.errors import Missing, ServerFault, ServiceError, Stale, TimedOut, TryAgain, Unreachable
 from cloudsimfs.inode import Base, Inode, WriteState
+from cloudsimfs.journal.rows import Kept
 from cloudsimfs.service.model import Entry
 from cloudsimfs.vfs import tombstones
 from cloudsimfs.vfs.evidence import is_foreign_locked
@@ -114,7 +115,7 @@ class Conflicts:
             if not waits or source is None or inode.attr.ino is None:
                 return False
             tree.keep_for_undo(inode)
-            tree.journal.save_draft(draft_row(inode, tree.now_ns(), kept=True), closed=False)
+            tree.journal.save_draft(draft_row(inode, tree.now_ns(), kept=Kept.DRAFT), closed=False)
             tree.overlay.pop(path)
             tree.attributes.forget(path)
             tree.writeback.cancel(inode)

@@ -11,11 +11,14 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from cloudsimfs.datacache.directory import lock_directory, make_directory
+from cloudsimfs.datacache.directory import STAMP, lock_directory, make_directory
+from cloudsimfs.datacache.notes import unclaimed
 from cloudsimfs.errors import ConfigError, Crashed, MountError, ServiceError
 from cloudsimfs.host.disk import disk_usage
 from cloudsimfs.host.files import lock
+from cloudsimfs.journal.fitting import open_journal
 from cloudsimfs.journal.journal import Journal
+from cloudsimfs.journal.schema import JOURNAL
 
 
 def clear(directory: Path) -> int:
@@ -24,11 +27,12 @@ def clear(directory: Path) -> int:
         return 0
     lock_fd = lock_directory(directory)
     try:
-        journal = Journal(directory / "journal.db")
-        keep = {row.bytes.backing for row in journal.files()} | {row.bytes.backing for row in journal.drafts()}
-        journal.close()
+        data = directory / "data"
+        with contextlib.closing(open_journal(directory)) as journal:
+            keep = journal.backing_names()
+        keep |= {STAMP.partition(".")[0], *unclaimed(data, keep)}
         freed = 0
-        for file in (directory / "data").iterdir():
+        for file in sorted(data.iterdir()):  # a backing file goes before what is said of it
             if file.name.partition(".")[0] not in keep:
                 freed += disk_usage(file)
                 file.unlink()
@@ -80,8 +84,8 @@ def _removed(directory: Path, lock_fd: int) -> bool:
         lock(lock_fd)
     except BlockingIOError:
         return False
-    with contextlib.closing(Journal(directory / "journal.db")) as journal:
-        if not journal.is_empty() or any((directory / "data").glob("*")):
+    with contextlib.closing(Journal(directory / JOURNAL)) as journal:
+        if not journal.is_empty() or any(file.name != STAMP for file in (directory / "data").iterdir()):
             return False
     shutil.rmtree(directory, ignore_errors=True)
     return True

@@ -33,21 +33,30 @@ from pathlib import Path
 
 from cloudsimfs import paths
 from cloudsimfs.config import launches_dir
+from cloudsimfs.datacache import notes
 from cloudsimfs.datacache.directory import LOCAL, lock_directory, log_of, size_of
 from cloudsimfs.errors import MountError
 from cloudsimfs.host.disk import copy_file, disk_failure
 from cloudsimfs.host.files import fsync_path, make_private
+from cloudsimfs.journal.fitting import open_journal
 from cloudsimfs.journal.journal import Journal
-from cloudsimfs.journal.readonly import has_adopted, read_closed, read_counts, read_drafts
+from cloudsimfs.journal.readonly import (
+    has_adopted,
+    read_closed,
+    read_counts,
+    read_drafts,
+    read_misfit,
+    read_named,
+)
 from cloudsimfs.journal.rows import DraftRow, FileRow, TombstoneRow
+from cloudsimfs.journal.schema import JOURNAL
 from cloudsimfs.listings import store
 from cloudsimfs.runs.book import LaunchBook, take_from_journal
 from cloudsimfs.text import agree, count, listed
 from cloudsimfs.vfs import accountdir
+from cloudsimfs.vfs.found import find, take_stock
 from cloudsimfs.vfs.localattrs import fresh_ino
 from cloudsimfs.vfs.names import conflict_names, is_local_name
-
-JOURNAL = "journal.db"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +68,7 @@ class Waiting:
     deletes: int = 0
     launches: int = 0  # launches that got no answer
     keys: int = 0  # launches with a key, which must not be made again
+    lost: str = ""  # why the journal cannot say more than that; empty: it can
 
     def __bool__(self) -> bool:
         return bool(self.files or self.drafts or self.deletes or self.launches)
@@ -73,17 +83,19 @@ class Waiting:
 
 
 def waiting(directory: Path) -> Waiting:
-    """What waits in a directory. Raises MountError if the journal cannot be read."""
-    journal = directory / JOURNAL
-    if not journal.exists():
-        return Waiting()
-    files, drafts = [row.path for row in read_closed(journal)], [row.path for row in read_drafts(journal)]
-    deletes, unresolved, resolved = read_counts(journal)
+    """What waits in a directory, also in files that the journal does not know. Raises MountError."""
+    journal, data = directory / JOURNAL, directory / "data"
+    lost = read_misfit(directory)
+    fits = journal.exists() and not lost
+    files, drafts = (read_closed(journal), read_drafts(journal)) if fits else ([], [])
+    found = list(find(data, read_named(journal) if fits else ())) if data.is_dir() else []
+    deletes, unresolved, resolved = read_counts(journal) if fits else (0, 0, 0)
     with closing(LaunchBook(launches_dir(directory))) as book:
         rows = [row for row in book.rows() if row.refused is None]
     unresolved += sum(row.run is None for row in rows)
     resolved += sum(row.run is not None and row.token is not None for row in rows)
-    return Waiting(_real(files), _real(drafts), deletes, unresolved, resolved)
+    kept = [row.path for row in (*drafts, *found)]
+    return Waiting(_real([row.path for row in files]), _real(kept), deletes, unresolved, resolved, lost)
 
 
 def _real(files: list[str]) -> int:
@@ -103,18 +115,14 @@ def settle(directory: Path, journal: Journal) -> None:
 
 def _let_go(directory: Path, journal: Journal) -> None:
     """Empty the source: steps 4 and 5."""
-    names = _backing_names(journal)
+    names = journal.backing_names()
     with closing(LaunchBook(launches_dir(directory))) as book:
         book.clear()
     journal.clear()
     journal.sync()
     for name in names:
-        for file in _files_of(directory, name):
+        for file in (*_files_of(directory, name), notes.note_of(directory / "data" / name)):
             file.unlink(missing_ok=True)
-
-
-def _backing_names(journal: Journal) -> list[str]:
-    return sorted({row.bytes.backing for row in journal.files()} | {row.bytes.backing for row in journal.drafts()})
 
 
 def _files_of(directory: Path, name: str) -> list[Path]:
@@ -131,7 +139,10 @@ def adopt(source: Path, target: Path) -> list[tuple[str, str]]:
     try:
         with accountdir.provisional(target), _held(source), _held(target), ExitStack() as stack:
             make_private(target / "data")
-            journals = [stack.enter_context(closing(Journal(place / JOURNAL))) for place in (source, target)]
+            journals = [stack.enter_context(closing(open_journal(place))) for place in (source, target)]
+            settle(source, journals[0])
+            for place, journal in zip((source, target), journals, strict=True):
+                take_stock(journal, place / "data")
             return Handover(source, target, *journals).run()
     except OSError as error:
         raise disk_failure(error) from error
@@ -161,10 +172,9 @@ class Handover:
         self._id = secrets.token_hex(12)
 
     def run(self) -> list[tuple[str, str]]:
-        settle(self._source, self._old)
         self.hand_launches()
         self.record()
-        for name in _backing_names(self._old):
+        for name in sorted(self._old.backing_names()):
             self.link(name)
         fsync_path(self._target / "data")
         places = _Places(self._new)
@@ -188,6 +198,7 @@ class Handover:
     def link(self, name: str) -> None:
         for file in _files_of(self._source, name):
             with suppress(FileNotFoundError):  # replay reports that it is gone
+                notes.give_up(str(self._target / "data" / name))  # as long as no row of the target names it
                 _link(file, self._target / "data" / file.name)
 
     def save(self, places: _Places) -> None:

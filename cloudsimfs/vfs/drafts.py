@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cloudsimfs import paths
-from cloudsimfs.datacache.directory import is_mounted, missing_bytes
+from cloudsimfs.datacache.directory import is_mounted, missing_bytes, size_of
 from cloudsimfs.host.disk import copy_file
-from cloudsimfs.journal.readonly import read_closed, read_drafts
-from cloudsimfs.journal.rows import DraftRow, FileRow
+from cloudsimfs.journal.readonly import read_closed, read_drafts, read_misfit, read_named
+from cloudsimfs.journal.rows import DraftRow, FileRow, Kept
+from cloudsimfs.vfs.found import find
 from cloudsimfs.vfs.names import is_local_name
 
 ID_LENGTH = 8  # letters of the backing file's name
@@ -32,15 +33,26 @@ class Draft:
     missing: int  # bytes that only the service has
     file: str  # the backing file
     shown: bool  # the name shows the draft; otherwise it shows the last closed state
-    closed: bool = False  # not a draft but a closed file that waits for upload, in a directory that is not mounted
+    closed: bool = False  # not a draft but a closed file: its directory is not mounted, or its record was lost
+    found: bool = False  # in the data directory, without a record in the journal
 
 
 def draft_of(row: DraftRow, data: Path) -> Draft:
     """The draft of a row, whose bytes are in the folder `data`."""
     file = data / row.bytes.backing
-    size = file.stat().st_size if file.exists() else 0
+    size = row.size(size_of(file))
     missing = missing_bytes(data, replace(row.bytes, size=size))
-    return Draft(row.bytes.backing[:ID_LENGTH], row.path, size, row.since_ns, missing, str(file), not row.kept)
+    return Draft(
+        id=row.bytes.backing[:ID_LENGTH],
+        path=row.path,
+        size=size,
+        since_ns=row.since_ns,
+        missing=missing,
+        file=str(file),
+        shown=not row.kept,
+        closed=row.kept is Kept.FOUND_CLOSED,
+        found=row.is_found,
+    )
 
 
 def _closed_of(row: FileRow, data: Path) -> Draft:
@@ -52,16 +64,18 @@ def _closed_of(row: FileRow, data: Path) -> Draft:
 
 
 def find_drafts(directory: Path) -> list[Draft]:
-    """The drafts in a cache directory and, if it is not mounted, the closed files that wait for their upload.
+    """The drafts in a cache directory. If it is not mounted, the closed files that wait for their upload, and those
+    that the journal does not know.
 
-    A mount uploads closed files by itself, and a file that it has open for writing is not a draft.
+    A mount uploads closed files by itself, and a file that it has open for writing is not a draft. Raises MountError.
     """
     mounted, data, journal = is_mounted(directory), directory / "data", directory / "journal.db"
-    if not journal.exists():
-        return []
-    drafts = [row for row in read_drafts(journal) if row.kept or not mounted]
-    closed = [] if mounted else read_closed(journal)
+    fits = journal.exists() and not read_misfit(directory)
+    drafts = [row for row in read_drafts(journal) if row.kept or not mounted] if fits else []
+    closed = read_closed(journal) if fits and not mounted else []
     listed = [*(draft_of(row, data) for row in drafts), *(_closed_of(row, data) for row in closed)]
+    if not mounted and data.is_dir():
+        listed += [draft_of(row, data) for row in find(data, read_named(journal) if fits else ())]
     return [draft for draft in listed if not is_local_name(paths.name(draft.path))]
 
 

@@ -13,7 +13,7 @@ from cloudsimfs.clock import Clock
 from cloudsimfs.concurrency.waiting import Interrupted
 from cloudsimfs.config import KERNEL_SHARE, Config, cache_limit
 from cloudsimfs.datacache.cache import DataCache
-from cloudsimfs.journal.journal import Journal
+from cloudsimfs.journal.fitting import open_journal
 from cloudsimfs.listings.dcache import DCache
 from cloudsimfs.listings.store import ListingStore
 from cloudsimfs.service import Client
@@ -52,7 +52,7 @@ class FileSystem:
         self.datacache = DataCache(directory, limit=cache_limit(directory, config.cache_size), client=client)
         self.listings = ListingStore(directory / "listings.db")
         self.dcache = _dcache(config, client, clock, self.listings, on_change, interrupted)
-        self.journal = Journal(directory / "journal.db")
+        self.journal = open_journal(directory)
         self.fsyncer = Fsyncer(self.datacache, self.journal)
         self.writeback = Writeback(
             client, self.journal, self.fsyncer, delay=config.write_back, offline=offline, clock=clock

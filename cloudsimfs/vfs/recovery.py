@@ -126,5 +126,5 @@ class Recovery:
             for inode in self._tree.half_written():
                 if inode.attr.ino == row.ino and inode.content is not None:
                     return inode.content
-        size = max(0, self._tree.datacache.file_size(row.bytes))
+        size = row.size(self._tree.datacache.file_size(row.bytes))
         return self._tree.datacache.restore(replace(row.bytes, size=size))

@@ -15,7 +15,8 @@ from dataclasses import replace
 from cloudsimfs import paths
 from cloudsimfs.errors import NoSpace
 from cloudsimfs.inode import Base, Inode, LocalAttr, Tombstone, WriteState
-from cloudsimfs.journal.rows import DraftRow, FileRow, TombstoneRow
+from cloudsimfs.journal.rows import DraftRow, FileRow, Kept, TombstoneRow
+from cloudsimfs.vfs.found import take_stock
 from cloudsimfs.vfs.names import HIDDEN_PREFIX, is_local_name, unknown_folder
 from cloudsimfs.vfs.tree import Tree
 
@@ -56,10 +57,9 @@ def replay(tree: Tree) -> None:
             tree.journal.drop_tombstone(tombstone.path)  # the renamed file is lost: the old name has the only copy
         else:
             _replay_tombstone(tree, tombstone, inodes)
-    keep = {row.bytes.backing for row in tree.journal.drafts()}
-    tree.datacache.sweep(
-        keep | {inode.content.backing.name for inode in inodes.values() if inode.content is not None}
-    )
+    take_stock(tree.journal, tree.datacache.data)
+    tree.datacache.sweep(tree.journal.backing_names())
+    tree.journal.keep_up()
 
 
 def _is_unlinked(row: FileRow | DraftRow) -> bool:
@@ -114,7 +114,7 @@ def _keep_rest(tree: Tree, row: FileRow) -> None:
     if row.state == "closed" and size > 0:
         rest = replace(row.bytes, size=size)
         draft = DraftRow(
-            row.ino, row.path, row.generation, row.uploaded, row.base, tree.now_ns(), kept=True, bytes=rest
+            row.ino, row.path, row.generation, row.uploaded, row.base, tree.now_ns(), kept=Kept.DRAFT, bytes=rest
         )
         tree.journal.save_draft(draft, closed=False)
 
@@ -134,7 +134,7 @@ def _keep_draft(tree: Tree, closed: Inode, row: DraftRow) -> None:
             log.error("/%s: what was appended when the mount ended cannot be kept: %s", row.path, error)
             tree.journal.drop_draft(row.ino)
             return
-    tree.journal.keep_draft(row.ino, replace(state, size=size))
+    tree.journal.keep_draft(row, replace(state, size=size))
     log.warning("/%s was being written when the mount ended: its last closed state is back", row.path)
 
 

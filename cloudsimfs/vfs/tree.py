@@ -23,6 +23,7 @@ from cloudsimfs.datacache.content import Content
 from cloudsimfs.errors import CloudsimfsError, IsDirectory, NotDirectory, NotFound, ServiceError, TryAgain, WrongState
 from cloudsimfs.inode import Attr, Inode, LocalAttr, Node, Tombstone, WriteState
 from cloudsimfs.journal.journal import Journal
+from cloudsimfs.journal.rows import Kept
 from cloudsimfs.listings.cache import Listing
 from cloudsimfs.listings.dcache import DCache
 from cloudsimfs.service.model import Entry
@@ -274,6 +275,10 @@ class Tree:
         with self.lock:
             dirty = [node for node in self.overlay.inodes() if node.state is WriteState.DIRTY and not node.opens]
             return sorted(dirty, key=lambda inode: inode.path)
+
+    def without_record(self) -> list[str]:
+        """The paths of closed files whose record was lost with the journal: kept, and not uploaded."""
+        return [row.path for row in self.journal.drafts() if row.kept is Kept.FOUND_CLOSED]
 
     def give_up(self, inode: Inode) -> None:
         """Discard what was written here and never closed: the name shows what the service has. Raises WrongState."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cloudsimfs.inode import Inode
-from cloudsimfs.journal.rows import DraftRow, FileRow
+from cloudsimfs.journal.rows import DraftRow, FileRow, Kept
 
 
 def file_row(inode: Inode, state: str) -> FileRow:
@@ -22,7 +22,7 @@ def file_row(inode: Inode, state: str) -> FileRow:
     )
 
 
-def draft_row(inode: Inode, since_ns: int, *, kept: bool = False) -> DraftRow:
+def draft_row(inode: Inode, since_ns: int, *, kept: Kept = Kept.NO) -> DraftRow:
     """The row of a draft: bytes that are not a closed state, written since `since_ns` (ns since the epoch)."""
     assert inode.content is not None
     return DraftRow(

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
-from pathlib import Path
 
 import pytest
 
 from cloudsimfs.sandbox import Sandbox
-from harness import Mounted, MountFactory, cloudsimfs, errno_of, wait_until
+from harness import MountFactory, backing_files, cloudsimfs, errno_of, wait_until
 
 pytestmark = pytest.mark.parametrize("api", ["v1"])
-
-
-def backing_files(m: Mounted) -> list[Path]:
-    """The files in the cache directory that hold bytes (logs have a dot in their names)."""
-    return [file for file in m.cache.glob("*/data/*") if "." not in file.name]
 
 
 @pytest.mark.parametrize("left", [0, 10])

@@ -211,21 +211,28 @@ def test_a_launch_with_a_key_of_its_own_is_spoken_of(box: Sandbox, mount: MountF
 
 
 def test_a_journal_that_cannot_be_read_is_not_nothing(box: Sandbox, stranded: Mounted) -> None:
+    """It is said, and the files can be handed over without it; what it had of deletes and launches is lost."""
     m = stranded
     rotate(box, m)
     journal = old_place(m) / "journal.db"
-    kept = journal.read_bytes()
     for file in journal.parent.glob("journal.db*"):
         file.unlink()
     journal.write_bytes(b"no journal at all" * 100)
+    waiting = {"new", "case/deep/new", "edited"}
+    assert found(*account(m)) == waiting
     done = m.try_start()
     assert done.returncode == 0
-    assert f"{journal}: the journal cannot be read" in done.stderr
+    assert f"{journal.parent}, does not fit the files beside it (it is damaged" in done.stderr
     m.umount()
     done = adopt(m, "--yes")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert f"{journal}: the journal cannot be read" in done.stderr
-    journal.write_bytes(kept)
+    assert done.returncode == 0, done.stderr
+    assert m.try_start().returncode == 0
+    assert found(m.path) == waiting, "they are listed under the new key now"
+
+
+def found(*options: str | Path) -> set[str]:
+    """The paths that `recover` lists."""
+    return {draft["path"] for draft in json.loads(cloudsimfs("recover", *options, "--json").stdout)}
 
 
 # -- what is refused -----------------------------------------------------------------------------------------------

@@ -16,8 +16,10 @@ from typing import Any
 
 from cloudsimfs.datacache.cache import DataCache
 from cloudsimfs.datacache.content import Content
+from cloudsimfs.datacache.rangelog import RangeLog
 from cloudsimfs.inode import Tombstone
 from cloudsimfs.journal.journal import Journal
+from cloudsimfs.journal.notes import Notes
 from cloudsimfs.operations import Operations
 from cloudsimfs.service import Client
 from cloudsimfs.vfs.adoption import Handover
@@ -41,6 +43,11 @@ POINTS: dict[str, tuple[type, str, Callable[..., bool]]] = {
     "7-confirmed": (Settlement, "_retire", lambda _, item, __: not isinstance(item, Tombstone) and not item.is_dir),
     "8-evicted": (DataCache, "_evict", always),
     "bytes-dropped": (Content, "drop", always),
+    "log-begun": (RangeLog, "open", always),
+    "note-written": (Notes, "_say", always),
+    "bytes-given-up": (Notes, "_give_up", always),
+    "copied": (DataCache, "copy_of", always),
+    "made-local": (DataCache, "unshare", always),
     "unlinked": (Operations, "unlink", always),
     "folder-removed": (Operations, "rmdir", always),
     "renamed": (Operations, "rename", always),

@@ -395,6 +395,11 @@ def errno_of(action: Callable[[], object]) -> int:
     return 0
 
 
+def backing_files(mounted: Mounted) -> list[Path]:
+    """The files in the cache directory that hold bytes (logs and notes have a dot in their names)."""
+    return [file for file in mounted.cache.glob("*/data/*") if "." not in file.name]
+
+
 def mode_of(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 

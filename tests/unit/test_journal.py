@@ -20,7 +20,7 @@ from cloudsimfs.errors import FsError, MountError, NoSpace
 from cloudsimfs.inode import Base, LocalAttr, Sent
 from cloudsimfs.journal.database import Database, rows_of
 from cloudsimfs.journal.journal import Journal
-from cloudsimfs.journal.rows import DraftRow, FileRow, TombstoneRow
+from cloudsimfs.journal.rows import DraftRow, FileRow, Kept, TombstoneRow
 from cloudsimfs.journal.schema import SCHEMA, SCHEMA_VERSION
 from cloudsimfs.service.model import Entry, LaunchRequest
 from harness import ROOT, mode_of, need
@@ -321,8 +321,8 @@ FILES = [
     FileRow(3, "d/ü 'f\"", "closed", 1, False, UNSIZED, None, LOCAL),
 ]
 DRAFTS = [
-    DraftRow(1, "d/f", 4, True, ENTRY, 5, False, PARTLY),
-    DraftRow(4, "kept", 1, False, None, 6, True, LOCAL),
+    DraftRow(1, "d/f", 4, True, ENTRY, 5, Kept.NO, PARTLY),
+    DraftRow(4, "kept", 1, False, None, 6, Kept.DRAFT, LOCAL),
 ]
 TOMBSTONES = [
     TombstoneRow("gone", ENTRY, False, (), (1, 2), False),
@@ -394,7 +394,7 @@ def test_a_journal_of_0_1_0_is_read(tmp_path: Path) -> None:
     journal.close()
 
 
-def test_the_schema_is_that_of_0_1_0(tmp_path: Path) -> None:
+def test_the_schema_has_that_of_0_1_0() -> None:
     """What `IF NOT EXISTS` would hide: an old table with other columns than a new one."""
 
     def columns(script: str) -> dict[str, list[tuple[object, ...]]]:

@@ -1,0 +1,104 @@
+"""Backing files that no row of the journal names: what the notes beside them say, as drafts beside the names.
+
+So is everything of a directory whose journal was lost. Nothing is uploaded or removed unless the user says so
+(`recovery`), as the journal would have known what was removed or renamed since.
+
+Threading: none of its own; called before the first request, or without a mount.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from cloudsimfs import paths
+from cloudsimfs.datacache import notes
+from cloudsimfs.datacache.directory import size_of
+from cloudsimfs.datacache.notes import State
+from cloudsimfs.datacache.state import ContentState
+from cloudsimfs.host.disk import copy_file
+from cloudsimfs.journal.journal import Journal
+from cloudsimfs.journal.rows import DraftRow, Kept
+from cloudsimfs.text import agree, count
+from cloudsimfs.vfs.localattrs import fresh_ino
+from cloudsimfs.vfs.names import HIDDEN_PREFIX
+
+log = logging.getLogger(__name__)
+
+NAMELESS = "lost+found"  # the folder that files without a name are shown in
+
+
+def find(data: Path, named: Collection[str]) -> Iterator[DraftRow]:
+    """The rows that the files in the folder `data` would need. `named` are those that have one.
+
+    Two for a file that was closed and then appended to: the closed state, and the whole.
+    """
+    for name in notes.unclaimed(data, named):
+        note = notes.read(data / name)
+        size = size_of(data / name)
+        closed = note.closed
+        if closed is not None and _is_unlinked(closed):
+            continue
+        if closed is not None:
+            is_whole = size >= closed.bytes.size
+            yield _row(closed, Kept.FOUND_CLOSED if is_whole else Kept.FOUND_OPEN)
+            if size > closed.bytes.size:
+                yield _row(note.draft or closed, Kept.FOUND_OPEN, size)
+        elif note.draft is not None:
+            if not _is_unlinked(note.draft):
+                yield _row(note.draft, Kept.FOUND_OPEN, size)
+        else:
+            state = ContentState(name, size, None, None, 0, ())
+            since_ns = (data / name).stat().st_mtime_ns
+            yield _row(State("draft", f"{NAMELESS}/{name}", 0, state, since_ns), Kept.FOUND_OPEN)
+
+
+def _row(state: State, kept: Kept, size: int | None = None) -> DraftRow:
+    held = state.bytes if size is None else replace(state.bytes, size=size)
+    return DraftRow(fresh_ino(), state.path, state.generation, False, None, state.since_ns, kept, held)
+
+
+def _is_unlinked(state: State) -> bool:
+    """Whether the file was unlinked while open. Its last handle has died with the daemon."""
+    return paths.name(state.path).startswith(HIDDEN_PREFIX)
+
+
+def take_stock(journal: Journal, data: Path) -> None:
+    """Give each file that may be the only copy of something a row. Who holds the directory's lock may call it."""
+    named = journal.backing_names()
+    found = sorted(find(data, named), key=lambda row: row.path)
+    names = set[str]()
+    for row in found:
+        name = row.bytes.backing
+        if name in names:
+            continue  # its closed state has a row, and the whole went to a copy
+        names.add(name)
+        _save(journal, data, row, [other for other in found if other.bytes.backing == name])
+    for name in set(notes.unclaimed(data, named | names)):
+        notes.give_up(str(data / name))  # unlinked while open
+    if names:
+        files = f"{count(len(names), 'file')} that no row of the journal names {agree(len(names), 'is', 'are')} kept"
+        log.error("%s: `cloudsimfs recover` lists what there is", files)
+
+
+def _save(journal: Journal, data: Path, row: DraftRow, rows: list[DraftRow]) -> None:
+    """Save the rows of one file: what was appended to a closed state gets a copy of its own, if there is room."""
+    name = row.bytes.backing
+    if len(rows) > 1:
+        whole = rows[1]
+        copy = secrets.token_hex(12)
+        try:
+            notes.give_up(str(data / copy))  # as long as it has no row
+            copy_file(data / name, data / copy, whole.bytes.size)
+        except OSError as error:
+            log.error("/%s: what was closed and what was appended are kept as one: %s", row.path, error)
+            journal.save_draft(whole, closed=True)
+            return
+        with journal.transaction():
+            journal.save_draft(row, closed=True)
+            journal.save_draft(replace(whole, bytes=replace(whole.bytes, backing=copy)), closed=True)
+        return
+    journal.save_draft(row, closed=True)
