@@ -1,0 +1,270 @@
+"""The mount and a local disk, side by side: each operation is done on both, and both must answer the same.
+
+What was written and not closed may be lost when the daemon dies, and an operation that is under way then may be done
+or not; `Pair.recover` accepts that and nothing else. The local tree is then made what the mount shows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from cloudsimfs.vfs.names import is_local_name
+from fuzzops import (
+    HIDDEN,
+    SLOT,
+    Node,
+    Op,
+    Outcome,
+    Side,
+    Snapshot,
+    differences,
+    digest,
+    inodes,
+    is_between,
+    is_writing,
+    read_file,
+    rebuild,
+    snapshot,
+)
+
+GONE = [["error", name] for name in ("ENOTCONN", "ECONNABORTED")]
+NETWORK = ("EIO", "EHOSTUNREACH", "ETIMEDOUT", "EDQUOT", "EAGAIN")  # what a network that fails may be told as
+DRAFTS = 90  # the slot that makes drafts files again
+RELEASE_BOUND = 5.0  # seconds until libfuse has let go of a closed file
+
+
+class Mismatch(Exception):
+    """The mount did not do what a disk does."""
+
+    def __init__(self, op: Op, seen: Any, expected: Any) -> None:
+        super().__init__(f"{op}: {seen}, expected {expected}")
+        self.told = {"op": op, "seen": seen, "expected": expected}
+
+
+class MountGone(Exception):
+    """The daemon is dead; `op` is under way."""
+
+    def __init__(self, op: Op) -> None:
+        super().__init__(str(op))
+        self.op = op
+
+
+@dataclass
+class Pair:
+    """`tolerant`: the network fails, so that what needs it may fail. `closed`: digests of all closed states."""
+
+    mount: Side
+    local: Side
+    tolerant: bool = False
+    closed: set[str] = field(default_factory=set)
+    writable: set[int] = field(default_factory=set)  # slots
+    dirty: dict[int, bytes | None] = field(default_factory=dict)  # local inode: what was closed last, None: nothing
+    failed: int = 0  # operations that the network made fail
+
+    def do(self, op: Op) -> None:
+        """Raises Mismatch, or MountGone."""
+        if op[0] == "wait":
+            time.sleep(op[1])
+            return
+        if op[0] in SLOT and op[1] not in self.local.open:
+            return  # it could not be opened
+        if op[0] == "close":
+            self._note_closing(op[1])
+        seen = self.mount.do(op)
+        if seen in GONE:
+            raise MountGone(op)
+        if self._is_excused(op, seen):
+            return
+        expected = self._do_locally(op)
+        if seen != expected:
+            raise Mismatch(op, seen, expected)
+
+    def close_all(self) -> None:
+        for slot in list(self.local.open):
+            self.do(["close", slot])
+
+    def check(self, folders: list[str]) -> None:
+        """Compare all below these folders."""
+        for folder in folders:
+            found, expected = snapshot(self.mount.top, folder), snapshot(self.local.top, folder)
+            if found != expected:
+                raise Mismatch(["check", folder], differences(found, expected), "none")
+
+    def forget(self, folders: list[str]) -> None:
+        """Go on from what the mount shows, which must have the stored files, and may have no more of the rest."""
+        for folder in folders:
+            shown = snapshot(self.mount.top, folder)
+            expected = snapshot(self.local.top, folder)
+            wrong = [path for path, node in expected.items() if is_stored(path, node) and not same(shown, path, node)]
+            wrong += [path for path in shown if path not in expected]
+            if wrong:
+                raise Mismatch(["forget", folder], differences(shown, expected), f"the same files, not {wrong}")
+            rebuild(self.local.top, folder, shown)
+            if not os.path.isdir(self.mount.top + folder):
+                os.mkdir(self.mount.top + folder)
+
+    # -- what a mount may do that a disk does not --------------------------------------------------------------
+
+    def _is_excused(self, op: Op, seen: Outcome) -> bool:
+        """Whether the mount may have failed at this, so that the local disk is to be left as it is."""
+        if seen[0] != "error":
+            return False
+        if seen[1] == "ENOTEMPTY":
+            return self._holds_removed_files(op)
+        if self.tolerant and seen[1] in NETWORK:
+            self.failed += 1
+            return True
+        return False
+
+    def _holds_removed_files(self, op: Op) -> bool:
+        """Whether files that were removed while they were open are all that is in a folder (README, "Limits").
+
+        libfuse lets go of a file a moment after its close, so this waits for it and tries again.
+        """
+        folder = self.mount.top + op[-1]
+        until = time.monotonic() + RELEASE_BOUND
+        while time.monotonic() < until:
+            try:
+                names = os.listdir(folder)
+            except OSError:
+                return False
+            if names and not all(name.startswith(HIDDEN) for name in names):
+                return False
+            if any(os.fstat(fd).st_nlink == 0 for fd in self.local.open.values()):
+                return True
+            if self.mount.do(op)[0] == "ok":
+                self.local.do(op)
+                return True
+            time.sleep(0.01)
+        return False
+
+    # -- what was closed, and what was not ---------------------------------------------------------------------
+
+    def _do_locally(self, op: Op) -> Outcome:
+        """Also keep what was closed, and which files have bytes that were not."""
+        name, slot = op[0], op[1]
+        path = self.local.top + str(op[2] if name == "open" else slot)
+        if name in ("write", "pwrite", "ftruncate") and slot in self.writable:
+            fd = self.local.open[slot]
+            self.dirty.setdefault(os.fstat(fd).st_ino, content_of(fd))
+        before = closed_file(path) if name == "truncate" or (name == "open" and is_writing(op[3])) else None
+        inode = os.fstat(self.local.open[slot]).st_ino if name == "close" else 0
+        outcome = self.local.do(op)
+        if outcome[0] == "error":
+            return outcome
+        if name == "open" and is_writing(op[3]):
+            self._note_opened(slot, before, truncated=bool(op[3] & os.O_TRUNC))
+        elif name == "truncate" and before is not None:
+            os.utime(path)  # a disk leaves the time if the size is the same
+            self.closed.add(digest(read_file(path)))
+            if before[0] in {os.fstat(self.local.open[slot]).st_ino for slot in self.writable}:
+                self.dirty.setdefault(*before)
+        elif name == "close" and slot in self.writable:
+            self.writable.discard(slot)
+            self.dirty.pop(inode, None)
+        return outcome
+
+    def _note_opened(self, slot: int, before: tuple[int, bytes] | None, *, truncated: bool) -> None:
+        self.writable.add(slot)
+        inode = os.fstat(self.local.open[slot]).st_ino
+        if before is None or before[0] != inode:
+            self.dirty.setdefault(inode, None)
+        elif truncated:
+            self.dirty.setdefault(inode, before[1])
+
+    def _note_closing(self, slot: int) -> None:
+        if slot in self.writable:
+            self.closed.add(digest(content_of(self.local.open[slot])))
+
+    # -- after the death of the daemon -------------------------------------------------------------------------
+
+    def recover(self, folders: list[str], under_way: Op | None) -> None:
+        """Compare all with what the mount shows, accept what was under way, and go on from what is shown.
+
+        Raises Mismatch.
+        """
+        before, loose = self._snapshot(folders), self._loose(folders)
+        allowed = [before]
+        if under_way is not None and under_way[0] != "wait":
+            if under_way[0] == "close":
+                loose |= self._loose(folders)
+            self._do_locally(under_way)
+            loose |= self._loose(folders)
+            allowed.append(self._snapshot(folders))
+        self._let_go()
+        shown = Snapshot()
+        for folder in folders:
+            shown |= snapshot(self.mount.top, folder)
+        states = [[node.get(path) for node in allowed] for path in loose]
+        found = [differences(shown, expected, loose=loose.keys()) for expected in allowed]
+        if all(found):
+            raise Mismatch(["recover", under_way], found[0], "no difference")
+        for (path, closed), nodes in zip(loose.items(), states, strict=True):
+            if not may_be_left(shown.get(path), closed, nodes):
+                raise Mismatch(
+                    ["recover", under_way], differences(shown, allowed[-1]), f"{path} as closed or written"
+                )
+        for folder in folders:
+            below = {path: node for path, node in shown.items() if path.startswith(f"{folder}/")}
+            rebuild(self.local.top, folder, below)
+        for path in loose:
+            if path in shown and shown[path][0] == "f":
+                self.do(["open", DRAFTS, path, os.O_WRONLY | os.O_APPEND])
+                self.do(["close", DRAFTS])
+
+    def _snapshot(self, folders: list[str]) -> Snapshot:
+        found: Snapshot = {}
+        for folder in folders:
+            found |= snapshot(self.local.top, folder)
+        return found
+
+    def _loose(self, folders: list[str]) -> dict[str, bytes | None]:
+        """The files with bytes that were not closed, and what was closed last."""
+        paths: dict[int, str] = {}
+        for folder in folders:
+            paths |= inodes(self.local.top, folder)
+        return {paths[inode]: closed for inode, closed in self.dirty.items() if inode in paths}
+
+    def _let_go(self) -> None:
+        for side in (self.mount, self.local):
+            for fd in side.open.values():
+                with contextlib.suppress(OSError):
+                    os.close(fd)
+            side.open.clear()
+        self.writable.clear()
+        self.dirty.clear()
+
+
+def may_be_left(found: Node | None, closed: bytes | None, written: list[Node | None]) -> bool:
+    """Whether a file that was not closed may look like this when its writer's mount is gone."""
+    datas = [node[2] for node in written if node is not None and node[0] == "f"]
+    if found is None:
+        return closed is None or len(datas) < len(written)
+    if found[0] != "f":
+        return found in written
+    return found[2] == closed or any(is_between(found[2], one, other) for one in datas for other in datas)
+
+
+def is_stored(path: str, node: Node) -> bool:
+    return node[0] == "f" and not is_local_name(path.rpartition("/")[2])
+
+
+def same(shown: Snapshot, path: str, node: Node) -> bool:
+    return path in shown and (shown[path][0], shown[path][2]) == (node[0], node[2])
+
+
+def content_of(fd: int) -> bytes:
+    """Whatever the descriptor was opened for, and even if its file has no name any more."""
+    return read_file(f"/proc/self/fd/{fd}")
+
+
+def closed_file(path: str) -> tuple[int, bytes] | None:
+    """Its inode number and bytes, if there is a file."""
+    try:
+        return os.stat(path).st_ino, read_file(path)
+    except OSError:
+        return None
