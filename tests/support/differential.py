@@ -15,9 +15,12 @@ import select
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from fuzzmeet import Meeting
 from fuzzstage import SHARED, Failed, Plan, Stage, blocks, stored_before
 from harness import ROOT, client_environment, patient
 
@@ -40,6 +43,7 @@ LIES: list[tuple[str, str, Values]] = [
     ("object-get", "status", {"probability": 0.2, "status": 404}),
     ("delete", "status", {"probability": 0.2, "status": 404}),
 ]
+MEETING = 12  # steps
 ENDINGS = ("none", "none", "settle", "remount", "remount_at_once", "forget", "kill", "kill", "kill inside")
 
 
@@ -105,6 +109,8 @@ class Run:
         self._spent = False
         self._chance = random.Random(f"epochs {plan.seed}")
         self._workers: list[Worker] = []
+        self._meetings: list[Meeting] = []
+        self.met = 0  # meetings with another client
 
     def start(self) -> None:
         self.stage.store(blocks(stored_before(self.plan)))
@@ -124,7 +130,8 @@ class Run:
             ending = "none"
         inside = ending == "kill inside"
         folders = 2 if self.plan.shared and not inside else 1
-        answers = self._all("run", count=count, folders=folders, tolerant=tolerant, kill=inside)
+        with self._meeting() if self.plan.others and not inside else contextlib.nullcontext():
+            answers = self._all("run", count=count, folders=folders, tolerant=tolerant, kill=inside)
         self.done += count * self.plan.workers
         if ending.startswith("kill"):
             if not inside:
@@ -142,11 +149,27 @@ class Run:
     def settle(self, how: str = "settle") -> None:
         """Nothing is open; a remount, if wanted; nothing has changed by it."""
         self._all("close")
+        if how != "remount_at_once":
+            self.stage.m.flush()
+            for meeting in self._meetings:
+                meeting.verify()
+            self._meetings.clear()
         self.stage.act([how])
         if how == "forget":
             self._all("forget", shared=True)
         else:
             self._all("check", shared=True)
+
+    @contextlib.contextmanager
+    def _meeting(self) -> Iterator[None]:
+        """With another client, while the processes work. It is verified the next time that all is at rest."""
+        self.met += 1
+        meeting = Meeting(self.stage, self.met, random.Random(f"meeting {self.plan.seed} {self.met}"))
+        self._meetings.append(meeting)
+        with ThreadPoolExecutor(1) as pool:
+            done = pool.submit(meeting.run, MEETING)
+            yield
+        done.result()
 
     def _spell(self) -> bool:
         """Choose what the service does for a while. Returns whether operations may fail by it."""

@@ -1,0 +1,301 @@
+"""Another client works in the folders in which this machine works: what may be lost there, and what may not.
+
+A meeting is a few random steps in a folder of its own: the other client stores, replaces and removes; here files are
+written, appended to, removed and renamed; uploads and deletes may be held up, listings and answers may lie for a
+moment. Each version has a size of its own, so that a listing tells it. In the end the service must have
+
+- each version of others that nobody here has removed or replaced after it was shown here. One that was stored while
+  ours waited must be there if a listing has shown it before ours went up (README, "Limits");
+- each version of ours that was not replaced later, by us or by others.
+
+And this machine must show what the service has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fuzzops import Op, block
+from fuzzstage import Failed, Stage
+from harness import Tree
+
+APART = 5.0  # seconds of the service's clock between two changes that are told apart
+NAMES = "abcdefghij"
+
+
+@dataclass(eq=False)
+class Version:
+    """`end`: only how it ends is known. `since` is the hold-up during which it met a change of ours, if it did."""
+
+    path: str
+    data: bytes
+    ours: bool
+    must: bool = True
+    end: bool = False
+    shown: bool = False
+    endangered: bool = False
+    since: int | None = None
+
+    def is_in(self, stored: Tree) -> bool:
+        return any(data.endswith(self.data) if self.end else data == self.data for data in stored.values())
+
+
+@dataclass
+class Meeting:
+    """Steps may run while other processes work; `verify` wants them to be at rest, and all to be stored."""
+
+    stage: Stage
+    number: int
+    chance: random.Random
+    steps: list[Op] = field(default_factory=list)
+    versions: list[Version] = field(default_factory=list)
+    changed: dict[str, int | None] = field(default_factory=dict)  # changed here, during which hold-up
+    hold: int = 0  # counts the hold-ups
+    held: list[Any] = field(default_factory=list)  # the faults of this one
+
+    def __post_init__(self) -> None:
+        self.folder = f"m{self.number}"
+        self.top = self.stage.m.path
+        for name in self.chance.sample(NAMES, self.chance.randrange(1, 8)):
+            self._others_store(f"{self.folder}/{name}")
+        if self.chance.random() < 0.5:
+            self._others_store(f"{self.folder}/sub/{self.chance.choice(NAMES)}")
+
+    def run(self, count: int) -> None:
+        """Raises Failed."""
+        kinds: list[Callable[[], None]] = [
+            self._others_put, self._others_put, self._others_remove, self._write, self._append, self._append,
+            self._unlink, self._remove_all, self._rename, self._look, self._look, self._hold_up, self._hold_up,
+            self._let_go, self._wait, self._lie, self._list_while_others_remove,
+        ]  # fmt: skip
+        self._look()
+        try:
+            for _ in range(count):
+                self.chance.choice(kinds)()
+        finally:
+            self._let_go()
+
+    def verify(self) -> None:
+        """Raises Failed."""
+        stored = {path: data for path, data in self.stage.box.files().items() if path.startswith(f"{self.folder}/")}
+        for version in self.versions:
+            if version.must and not (version.endangered and version.since != -1) and not version.is_in(stored):
+                whose = "ours" if version.ours else "theirs"
+                self._fail(f"lost: {whose}, {version.path}, {len(version.data)} bytes, {version}", stored)
+        self._refresh()
+        with contextlib.suppress(FileNotFoundError):
+            shown = {path: (self.top / path).read_bytes() for path in self._walk(self.folder)}
+            if shown != stored:
+                self._fail(f"shown: {sizes(shown)}", stored)
+            return
+        if stored:
+            self._fail("the folder is not shown", stored)
+
+    def _fail(self, what: str, stored: Tree) -> None:
+        lines = "\n".join(map(str, self.steps))
+        raise Failed(f"meeting {self.folder}: {what}\nstored: {sizes(stored)}\n{lines}")
+
+    # -- the other client --------------------------------------------------------------------------------------
+
+    def _others_store(self, path: str) -> None:
+        before = self.stage.box.files().get(path)
+        for version in self.versions:
+            if version.data == before or (version.end and before is not None and before.endswith(version.data)):
+                version.must = False  # theirs to replace
+        version = Version(path, self._new_bytes(), ours=False)
+        if path in self.changed:
+            version.endangered, version.since = True, self.changed[path]
+        self.stage.box.advance(APART)
+        self.steps.append(["others store", path, len(version.data)])
+        self.stage.box.put(path, version.data)
+        self.stage.box.advance(APART)
+        self.versions.append(version)
+
+    def _others_put(self) -> None:
+        self._others_store(self._path())
+
+    def _others_remove(self) -> None:
+        self._remove(self._path())
+
+    def _remove(self, path: str) -> None:
+        before = self.stage.box.files().get(path)
+        if before is None:
+            return
+        self.steps.append(["others remove", path])
+        for version in self.versions:
+            if version.data == before or (version.end and before.endswith(version.data)):
+                version.must = False
+        with contextlib.suppress(KeyError):
+            self.stage.box.remove(path)
+
+    def _list_while_others_remove(self) -> None:
+        """What is there all the time is listed."""
+        listed = {path for path in self.stage.box.paths() if path.startswith(f"{self.folder}/")}
+        gone = set(self.chance.sample(sorted(listed), min(len(listed), self.chance.randrange(1, 4))))
+        stay = {path for path in listed - gone - self.changed.keys() if path.count("/") == 1}
+        delay = self.chance.choice([0.0, 0.01, 0.03])
+        fault = self.stage.box.faults.add("list*", "latency", seconds=0.02, path=self.folder)
+
+        def remove() -> None:
+            for path in sorted(gone):
+                time.sleep(delay)
+                self._remove(path)
+
+        thread = threading.Thread(target=remove)
+        thread.start()
+        found = self._refresh() and self._names()
+        thread.join()
+        self.stage.box.faults.remove(fault)
+        self.steps.append(["list meanwhile", sorted(found) if found else found])
+        if found and (missing := stay - {f"{self.folder}/{name}" for name in found}):
+            self._fail(f"not listed, though there all the time: {sorted(missing)}", {})
+
+    # -- here --------------------------------------------------------------------------------------------------
+
+    def _write(self) -> None:
+        path, data = self._path(), self._new_bytes()
+        if self._try(["write", path, len(data)], lambda: (self.top / path).write_bytes(data)):
+            self._changed(path)
+            self.versions.append(Version(path, data, ours=True))
+
+    def _append(self) -> None:
+        path, data = self._path(), self._new_bytes()
+
+        def act() -> None:
+            with open(self.top / path, "ab", buffering=0) as file:
+                file.write(data)
+
+        known = [version for version in self.versions if version.path == path and version.must]
+        if self._try(["append", path, len(data)], act):
+            sure = len(known) == 1 and known[0].shown and not known[0].end and path not in self.changed
+            self._changed(path)
+            self.versions.append(Version(path, known[0].data + data if sure else data, ours=True, end=not sure))
+
+    def _unlink(self) -> None:
+        self._unlink_one(self._path())
+
+    def _unlink_one(self, path: str) -> None:
+        if self._try(["unlink", path], lambda: (self.top / path).unlink()):
+            self._changed(path)
+
+    def _remove_all(self) -> None:
+        """`rm -r`, and others may store something in the middle of it."""
+        names = self._names()
+        between = self.chance.randrange(-3, 12)
+        for number, name in enumerate(sorted(names)):
+            if number == between:
+                self._others_put()
+            self._unlink_one(f"{self.folder}/{name}")
+        if between >= len(names) or self.chance.random() < 0.3:
+            self._others_put()
+        self._try(["rmdir", self.folder], lambda: (self.top / self.folder).rmdir())
+
+    def _rename(self) -> None:
+        old, new = self._path(), self._path()
+        moved = [version for version in self.versions if version.path == old and version.must and version.shown]
+        if self._try(["rename", old, new], lambda: os.rename(self.top / old, self.top / new)) and old != new:
+            self._changed(new)
+            self._changed(old)
+            for version in moved:
+                version.must, version.path = True, new
+
+    def _look(self) -> None:
+        """`refresh` and `ls -l`: what is shown now is known here."""
+        if not self._refresh():
+            return
+        for version in self.versions:
+            with contextlib.suppress(OSError):
+                if version.endangered and version.since == self.hold and self.held:
+                    version.since = -1  # a listing has shown it, and ours still waits
+                elif not version.endangered and (self.top / version.path).stat().st_size == len(version.data):
+                    version.shown = True
+
+    def _changed(self, path: str) -> None:
+        """Something here took the place of what was under this name."""
+        self.changed[path] = self.hold if self.held else None
+        for version in self.versions:
+            if version.path == path and (version.ours or version.shown):
+                version.must = False
+            elif version.path == path and not version.endangered:
+                version.endangered, version.since = True, self.changed[path]
+
+    def _wait(self) -> None:
+        time.sleep(self.chance.choice([0.05, 0.2, 0.5]))
+
+    # -- the service -------------------------------------------------------------------------------------------
+
+    def _hold_up(self) -> None:
+        """Nothing that is done here goes out for a while."""
+        if self.held:
+            return
+        self.hold += 1
+        self.steps.append(["hold up"])
+        for operation in ("upload*", "object-put", "delete"):
+            fault = self.stage.box.faults.add(operation, "status", status=503, path=f"{self.folder}*")
+            self.held.append(fault)
+
+    def _let_go(self) -> None:
+        if self.held:
+            self.steps.append(["let go"])
+        for fault in self.held:
+            self.stage.box.faults.remove(fault)
+        self.held = []
+
+    def _lie(self) -> None:
+        """The next answers are wrong."""
+        operation = self.chance.choice(["list*", "object-get", "delete"])
+        times = self.chance.randrange(1, 4)
+        self.steps.append(["lie", operation, times])
+        self.stage.box.faults.add(operation, "status", status=404, times=times, path=f"{self.folder}*")
+
+    # -- helpers -----------------------------------------------------------------------------------------------
+
+    def _path(self) -> str:
+        return f"{self.folder}/{self.chance.choice(NAMES)}"
+
+    def _new_bytes(self) -> bytes:
+        count = len(self.versions) + len(self.steps)
+        return block(900_000_000 + self.number * 1000 + count, 100 + 37 * count)
+
+    def _try(self, op: Op, act: Callable[[], object]) -> bool:
+        try:
+            act()
+        except OSError as error:
+            self.steps.append([*op, errno.errorcode.get(error.errno or 0)])
+            if op[0] in ("write", "append"):
+                for version in self.versions:  # it may be half done
+                    version.must = version.must and version.path != op[1]
+            return False
+        self.steps.append(op)
+        return True
+
+    def _refresh(self) -> bool:
+        control = Path(self.top, ".cloudsimfs/refresh")
+        return self._try(["refresh"], lambda: control.write_text(self.folder)) and bool(self._names() or True)
+
+    def _names(self) -> list[str]:
+        try:
+            names = os.listdir(self.top / self.folder)
+        except OSError:
+            names = []
+        self.steps.append(["list", sorted(names)])
+        return names
+
+    def _walk(self, folder: str) -> list[str]:
+        found = []
+        for directory, _, files in os.walk(self.top / folder):
+            found += [Path(directory, name).relative_to(self.top).as_posix() for name in files]
+        return found
+
+
+def sizes(tree: Tree) -> dict[str, int]:
+    return {path: len(data) for path, data in sorted(tree.items())}
