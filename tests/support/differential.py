@@ -12,6 +12,7 @@ import contextlib
 import json
 import random
 import select
+import shutil
 import subprocess
 import sys
 import time
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from fuzzmeet import Meeting
-from fuzzstage import SHARED, Failed, Plan, Stage, blocks, stored_before
+from fuzzstage import LATE, SHARED, Failed, Plan, Stage, blocks, stored_before
 from harness import ROOT, client_environment, patient
 
 REPLY_BOUND = 60.0  # seconds that the operations of one epoch may take, on a machine with nothing else to do
@@ -150,7 +151,8 @@ class Run:
         """Nothing is open; a remount, if wanted; nothing has changed by it."""
         self._all("close")
         if how != "remount_at_once":
-            self.stage.m.flush()
+            self._flush()
+            self.stage.box.advance(LATE)
             for meeting in self._meetings:
                 meeting.verify()
             self._meetings.clear()
@@ -159,6 +161,13 @@ class Run:
             self._all("forget", shared=True)
         else:
             self._all("check", shared=True)
+
+    def _flush(self) -> None:
+        try:
+            self.stage.flush()
+        except Failed as error:
+            told = [str(meeting) for meeting in self._meetings if f"'{meeting.folder}/" in str(error)]
+            raise Failed("\n".join([str(error), *told])) from error
 
     @contextlib.contextmanager
     def _meeting(self) -> Iterator[None]:
@@ -213,9 +222,10 @@ class Run:
         for answer in answers:
             self.stage.closed.update(answer["closed"])
             self.failed += answer["failed"]
-        for worker, answer in zip(self._workers, answers, strict=True):
+        for number, answer in enumerate(answers):
             if "mismatch" in answer:
-                raise Failed(f"{worker.name}: {json.dumps(answer['mismatch'], indent=1)}")
+                told = f"w{number}: {json.dumps(answer['mismatch'])}"
+                raise Failed(told, kind=answer["kind"], who=number)
         return answers
 
 
@@ -229,9 +239,11 @@ def differential_run(directory: Path, plan: Plan, operations: int, *, epoch: int
         run.settle()
         run.stage.act(["look_elsewhere"])
     except BaseException as error:
-        (run.stage.place / "failure").write_text(str(error))
+        failure = {"told": str(error), "kind": getattr(error, "kind", ""), "who": getattr(error, "who", None)}
+        (run.stage.place / "failure.json").write_text(json.dumps(failure))
         print(f"{plan}, after {run.done} operations; its history is in {run.stage.place}")
         raise
     finally:
         run.end()
+    shutil.rmtree(run.stage.place)
     return run

@@ -59,12 +59,15 @@ class Meeting:
     steps: list[Op] = field(default_factory=list)
     versions: list[Version] = field(default_factory=list)
     changed: dict[str, int | None] = field(default_factory=dict)  # changed here, during which hold-up
+    removed: set[str] = field(default_factory=set)  # by others
+    reads: bool = True  # whatever is shown here is read, so that its bytes are here
     hold: int = 0  # counts the hold-ups
     held: list[Any] = field(default_factory=list)  # the faults of this one
 
     def __post_init__(self) -> None:
         self.folder = f"m{self.number}"
         self.top = self.stage.m.path
+        self.reads = self.chance.random() < 0.5
         for name in self.chance.sample(NAMES, self.chance.randrange(1, 8)):
             self._others_store(f"{self.folder}/{name}")
         if self.chance.random() < 0.5:
@@ -94,6 +97,8 @@ class Meeting:
         self._refresh()
         with contextlib.suppress(FileNotFoundError):
             shown = {path: (self.top / path).read_bytes() for path in self._walk(self.folder)}
+            # what others removed before a listing had shown it may stay for a while (README, "Limits")
+            shown = {path: data for path, data in shown.items() if path in stored or path not in self.removed}
             if shown != stored:
                 self._fail(f"shown: {sizes(shown)}", stored)
             return
@@ -101,8 +106,10 @@ class Meeting:
             self._fail("the folder is not shown", stored)
 
     def _fail(self, what: str, stored: Tree) -> None:
-        lines = "\n".join(map(str, self.steps))
-        raise Failed(f"meeting {self.folder}: {what}\nstored: {sizes(stored)}\n{lines}")
+        raise Failed(f"{self}\n{what}\nstored: {sizes(stored)}")
+
+    def __str__(self) -> str:
+        return "\n".join([f"meeting {self.folder}", *map(str, self.steps)])
 
     # -- the other client --------------------------------------------------------------------------------------
 
@@ -131,6 +138,7 @@ class Meeting:
         if before is None:
             return
         self.steps.append(["others remove", path])
+        self.removed.add(path)
         for version in self.versions:
             if version.data == before or (version.end and before.endswith(version.data)):
                 version.must = False
@@ -212,6 +220,10 @@ class Meeting:
         """`refresh` and `ls -l`: what is shown now is known here."""
         if not self._refresh():
             return
+        if self.reads:
+            for path in self._walk(self.folder):
+                with contextlib.suppress(OSError):
+                    (self.top / path).read_bytes()
         for version in self.versions:
             with contextlib.suppress(OSError):
                 if version.endangered and version.since == self.hold and self.held:

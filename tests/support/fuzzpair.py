@@ -38,11 +38,13 @@ RELEASE_BOUND = 5.0  # seconds until libfuse has let go of a closed file
 
 
 class Mismatch(Exception):
-    """The mount did not do what a disk does."""
+    """The mount did not do what a disk does. `kind` is the same for another one of its kind."""
 
     def __init__(self, op: Op, seen: Any, expected: Any) -> None:
         super().__init__(f"{op}: {seen}, expected {expected}")
         self.told = {"op": op, "seen": seen, "expected": expected}
+        how = seen if seen[0] == "error" else seen[:1] if seen[0] == "ok" else ["tree"]
+        self.kind = " ".join([op[0], *how, str(expected[0])])
 
 
 class MountGone(Exception):
@@ -92,7 +94,7 @@ class Pair:
         for folder in folders:
             found, expected = snapshot(self.mount.top, folder), snapshot(self.local.top, folder)
             if found != expected:
-                raise Mismatch(["check", folder], differences(found, expected), "none")
+                raise Mismatch(["check", folder], differences(found, expected), ["none"])
 
     def forget(self, folders: list[str]) -> None:
         """Go on from what the mount shows, which must have the stored files, and may have no more of the rest."""
@@ -102,7 +104,7 @@ class Pair:
             wrong = [path for path, node in expected.items() if is_stored(path, node) and not same(shown, path, node)]
             wrong += [path for path in shown if path not in expected]
             if wrong:
-                raise Mismatch(["forget", folder], differences(shown, expected), f"the same files, not {wrong}")
+                raise Mismatch(["forget", folder], differences(shown, expected), ["the same files", wrong])
             rebuild(self.local.top, folder, shown)
             if not os.path.isdir(self.mount.top + folder):
                 os.mkdir(self.mount.top + folder)
@@ -202,7 +204,7 @@ class Pair:
         states = [[node.get(path) for node in allowed] for path in loose]
         found = [differences(shown, expected, loose=loose.keys()) for expected in allowed]
         if all(found):
-            raise Mismatch(["recover", under_way], found[0], "no difference")
+            raise Mismatch(["recover", under_way], found[0], ["no difference"])
         for (path, closed), nodes in zip(loose.items(), states, strict=True):
             if not may_be_left(shown.get(path), closed, nodes):
                 raise Mismatch(

@@ -18,12 +18,13 @@ from typing import Any
 from cloudsimfs.sandbox import Sandbox, Settings
 from cloudsimfs.vfs.names import is_local_name
 from fuzzops import Op, block, digest
-from harness import ROOT, Mounted, Tree, read_tree, write_tree
+from harness import ROOT, Mounted, Tree, patient, read_tree, write_tree
 from moving import HOUR, Ahead
 
 MOVING = ROOT / "tests/support/moving.py"
 SHARED = "s"
 MEMORY = Path("/dev/shm")  # a local disk in memory, if there is one
+FLUSH_BOUND = 20.0  # seconds that uploads may take once the service answers
 LATE = 1000.0  # seconds of the service's clock after which nothing lags
 DRIVER = "driver"
 FIRST = ("a", "b", "c/a", "c/b", "c/c/a", "c/d/a", "d/c/a", "d/c/b", "d/a")  # more than a page of names in a folder
@@ -68,7 +69,12 @@ def plan_of(seed: int, **changes: Any) -> Plan:
 
 
 class Failed(AssertionError):
-    """What went wrong."""
+    """What went wrong. `kind` stays the same if it goes wrong in the same way in another run; `who` saw it."""
+
+    def __init__(self, told: str, *, kind: str = "", who: int | None = None) -> None:
+        super().__init__(told)
+        self.kind = kind or told.partition(":")[0]
+        self.who = who
 
 
 class Stage:
@@ -147,6 +153,7 @@ class Stage:
         """Mount with an empty cache: what is on the service is all that is known."""
         assert self.m.umount().returncode == 0
         shutil.rmtree(self.m.cache)
+        self.box.advance(LATE)
         self.m.start()
 
     def act_settle(self) -> None:
@@ -154,7 +161,7 @@ class Stage:
 
         Raises Failed.
         """
-        self.m.flush()
+        self.flush()
         self._compare(self.box.files(), "the service")
         ours = self.ours(dict(self._versions))
         strange = [path for path, data in self._versions if path in ours and digest(data) not in self.closed]
@@ -176,6 +183,18 @@ class Stage:
         finally:
             other.clean_up()
             shutil.rmtree(place)
+
+    def flush(self) -> None:
+        """Raises Failed if the service has not got all after a while, though nothing is in the way."""
+        until = time.monotonic() + patient(FLUSH_BOUND)
+        while True:
+            try:
+                (self.m.path / ".cloudsimfs/flush").write_text("1")
+                return
+            except OSError as error:
+                if time.monotonic() > until:
+                    raise Failed(f"flush: {error}: {self.m.pending()}") from error
+                time.sleep(0.05)
 
     def ours(self, tree: Tree) -> Tree:
         """The part in which nobody else works."""

@@ -40,12 +40,12 @@ class Worker:
         try:
             answer = getattr(self, command["do"])(**command.get("with", {}))
         except Mismatch as mismatch:
-            answer = {"mismatch": mismatch.told}
+            answer = {"mismatch": mismatch.told, "kind": mismatch.kind}
         except MountGone as gone:
             self._under_way = gone.op
             answer = {"gone": gone.op}
         except OSError as error:
-            answer = {"mismatch": {"op": [command["do"]], "seen": str(error), "expected": "no error"}}
+            answer = {"mismatch": f"{command['do']}: {error}", "kind": kind_of(error)}
         self._history.flush()
         found = {"closed": sorted(self._pair.closed), "failed": self._pair.failed}
         self._pair.closed.clear()
@@ -116,6 +116,10 @@ class Worker:
 
     def _log(self, op: Op) -> None:
         self._history.write(json.dumps([round(time.monotonic(), 4), self._number, op]) + "\n")
+
+
+def kind_of(error: OSError) -> str:
+    return f"OSError {error.errno}"
 
 
 def main() -> None:

@@ -24,6 +24,7 @@ from typing import Any
 from fuzzops import SLOT, Op, Side, block
 from fuzzpair import Mismatch, MountGone, Pair
 from fuzzstage import DRIVER, Failed, Plan, Stage, folders, stored_before
+from fuzzworker import kind_of
 from harness import start_reaper
 
 PAUSE = 0.02  # seconds; shorter ones are not kept
@@ -47,15 +48,15 @@ def load(run: Path) -> tuple[Plan, list[Step]]:
 
 
 class Replay:
-    """`fails` is what a history ended with: the name of the operation, and how it came out."""
+    """Does a history again. `told` is what was wrong the last time."""
 
     def __init__(self, directory: Path, plan: Plan) -> None:
         self._directory = directory
         self._plan = plan
-        self.told = ""  # what was wrong the last time
+        self.told = ""
 
     def fails(self, steps: list[Step]) -> str:
-        """What is wrong at the end of these steps; empty if nothing is."""
+        """The kind of what goes wrong in these steps; empty if nothing does."""
         stage = Stage(self._directory, self._plan)
         pair = Pair(Side(f"{stage.m.path}/"), Side(f"{stage.local}/"), tolerant=self._plan.faults or self._plan.lies)
         self.told = ""
@@ -69,8 +70,11 @@ class Replay:
             self._do(stage, pair, 0, ["check"])
         except (Failed, Mismatch) as error:
             self.told = str(error)
+            return error.kind
+        except OSError as error:
+            self.told = repr(error)
             return kind_of(error)
-        except (MountGone, OSError, AssertionError, subprocess.SubprocessError) as error:
+        except (MountGone, AssertionError, subprocess.SubprocessError) as error:
             self.told = repr(error)
             return type(error).__name__
         finally:
@@ -109,13 +113,6 @@ def own_slot(who: int, op: Op) -> Op:
     return [op[0], op[1] + who * SLOTS_EACH, *op[2:]] if op[0] in SLOT or op[0] == "open" else op
 
 
-def kind_of(error: Failed | Mismatch) -> str:
-    if isinstance(error, Mismatch):
-        seen, expected = error.told["seen"], error.told["expected"]
-        return json.dumps([error.told["op"][0], seen[:1] if seen[0] == "ok" else seen, expected[:1]])[:100]
-    return str(error).partition(":")[0]
-
-
 def shrink(steps: list[Step], fails: Fails, *, until: float) -> list[Step]:
     """Delta debugging: leave out ever smaller parts as long as it still fails. `until` is monotonic."""
     parts = 2
@@ -141,7 +138,7 @@ def shrink_run(run: Path, seconds: float) -> list[Step]:
     with tempfile.TemporaryDirectory(prefix="cloudsimfs-shrink-", ignore_cleanup_errors=True) as directory:
         reaper = start_reaper(Path(directory))
         replay = Replay(Path(directory), plan)
-        wanted, steps = first_failure(replay, steps, (run / "failure").read_text())
+        wanted, steps = first_failure(replay, steps, **json.loads((run / "failure.json").read_text()))
         found = replay.told
 
         def fails(fewer: list[Step]) -> bool:
@@ -160,13 +157,19 @@ def shrink_run(run: Path, seconds: float) -> list[Step]:
     return fewest
 
 
-def first_failure(replay: Replay, steps: list[Step], told: str) -> tuple[str, list[Step]]:
+def first_failure(
+    replay: Replay, steps: list[Step], *, told: str, kind: str, who: int | None
+) -> tuple[str, list[Step]]:
     """How the history fails when it is done again, without the other processes if it does so without them."""
-    who = int(told[1]) if told[:1] == "w" and told[1:2].isdigit() else None
+    seen: list[tuple[str, list[Step]]] = []
     for tried in [steps if who is None else [step for step in steps if concerns(step, who)], steps] * TRIES:
         if wanted := replay.fails(tried):
-            return wanted, tried
-    raise Failed(f"the history does not fail again: {told}")
+            seen.append((wanted, tried))
+            if wanted == kind:
+                return seen[-1]
+    if not seen:
+        raise Failed(f"the history does not fail again: {told}")
+    return seen[0]
 
 
 def concerns(step: Step, who: int) -> bool:
