@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from fuzzmeet import Meeting
-from fuzzstage import LATE, SHARED, Failed, Plan, Stage, blocks, stored_before
+from fuzzstage import SHARED, Failed, Plan, Stage, blocks, stored_before
 from harness import ROOT, client_environment, patient
 
 REPLY_BOUND = 60.0  # seconds that the operations of one epoch may take, on a machine with nothing else to do
@@ -152,7 +152,7 @@ class Run:
         self._all("close")
         if how != "remount_at_once":
             self._flush()
-            self.stage.box.advance(LATE)
+            self.stage.act(["late"])
             for meeting in self._meetings:
                 meeting.verify()
             self._meetings.clear()

@@ -59,7 +59,6 @@ class Meeting:
     steps: list[Op] = field(default_factory=list)
     versions: list[Version] = field(default_factory=list)
     changed: dict[str, int | None] = field(default_factory=dict)  # changed here, during which hold-up
-    removed: set[str] = field(default_factory=set)  # by others
     reads: bool = True  # whatever is shown here is read, so that its bytes are here
     hold: int = 0  # counts the hold-ups
     held: list[Any] = field(default_factory=list)  # the faults of this one
@@ -97,8 +96,6 @@ class Meeting:
         self._refresh()
         with contextlib.suppress(FileNotFoundError):
             shown = {path: (self.top / path).read_bytes() for path in self._walk(self.folder)}
-            # what others removed before a listing had shown it may stay for a while (README, "Limits")
-            shown = {path: data for path, data in shown.items() if path in stored or path not in self.removed}
             if shown != stored:
                 self._fail(f"shown: {sizes(shown)}", stored)
             return
@@ -138,7 +135,6 @@ class Meeting:
         if before is None:
             return
         self.steps.append(["others remove", path])
-        self.removed.add(path)
         for version in self.versions:
             if version.data == before or (version.end and before.endswith(version.data)):
                 version.must = False

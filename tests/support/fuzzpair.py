@@ -43,7 +43,7 @@ class Mismatch(Exception):
     def __init__(self, op: Op, seen: Any, expected: Any) -> None:
         super().__init__(f"{op}: {seen}, expected {expected}")
         self.told = {"op": op, "seen": seen, "expected": expected}
-        how = seen if seen[0] == "error" else seen[:1] if seen[0] == "ok" else ["tree"]
+        how = seen[:2] if seen[0] == "error" else seen[:1] if seen[0] == "ok" else ["tree"]
         self.kind = " ".join([op[0], *how, str(expected[0])])
 
 
@@ -57,14 +57,16 @@ class MountGone(Exception):
 
 @dataclass
 class Pair:
-    """`tolerant`: the network fails, so that what needs it may fail. `closed`: digests of all closed states."""
+    """`closed` has the digests of all closed states."""
 
     mount: Side
     local: Side
-    tolerant: bool = False
+    tolerant: bool = False  # the network fails, so that what needs it may fail
+    shared: bool = False  # the present operation is in a folder in which others have files open
     closed: set[str] = field(default_factory=set)
     writable: set[int] = field(default_factory=set)  # slots
     dirty: dict[int, bytes | None] = field(default_factory=dict)  # local inode: what was closed last, None: nothing
+    in_the_way: list[str] = field(default_factory=list)  # names in the last folder that was not empty
     failed: int = 0  # operations that the network made fail
 
     def do(self, op: Op) -> None:
@@ -76,6 +78,7 @@ class Pair:
             return  # it could not be opened
         if op[0] == "close":
             self._note_closing(op[1])
+        self.in_the_way = []
         seen = self.mount.do(op)
         if seen in GONE:
             raise MountGone(op)
@@ -83,7 +86,7 @@ class Pair:
             return
         expected = self._do_locally(op)
         if seen != expected:
-            raise Mismatch(op, seen, expected)
+            raise Mismatch(op, [*seen, *self.in_the_way], expected)
 
     def close_all(self) -> None:
         for slot in list(self.local.open):
@@ -131,12 +134,12 @@ class Pair:
         until = time.monotonic() + RELEASE_BOUND
         while time.monotonic() < until:
             try:
-                names = os.listdir(folder)
+                names = self.in_the_way = os.listdir(folder)
             except OSError:
                 return False
             if names and not all(name.startswith(HIDDEN) for name in names):
                 return False
-            if any(os.fstat(fd).st_nlink == 0 for fd in self.local.open.values()):
+            if names and (self.shared or any(os.fstat(fd).st_nlink == 0 for fd in self.local.open.values())):
                 return True
             if self.mount.do(op)[0] == "ok":
                 self.local.do(op)

@@ -25,14 +25,17 @@ MOVING = ROOT / "tests/support/moving.py"
 SHARED = "s"
 MEMORY = Path("/dev/shm")  # a local disk in memory, if there is one
 FLUSH_BOUND = 20.0  # seconds that uploads may take once the service answers
-LATE = 1000.0  # seconds of the service's clock after which nothing lags
+LATE = 1000.0  # seconds after which nothing lags
 DRIVER = "driver"
 FIRST = ("a", "b", "c/a", "c/b", "c/c/a", "c/d/a", "d/c/a", "d/c/b", "d/a")  # more than a page of names in a folder
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a seed stands for. Times in seconds. The last members switch parts off."""
+    """What a seed stands for. Times in seconds. The last members switch parts off.
+
+    Without `hours` and `others` the daemon has the machine's clock, and is a little faster.
+    """
 
     seed: int
     api: str
@@ -47,7 +50,7 @@ class Plan:
     lies: bool = True
     kills: bool = True
     clashes: bool = True  # files and folders take each other's names
-    hours: bool = False  # the hour's calls run out now and then; the daemon's clock is slower with it
+    hours: bool = False  # the hour's calls run out now and then
     others: bool = True  # another client works in folders in which this one works as well
     workers: int = 4
 
@@ -95,7 +98,9 @@ class Stage:
         self.box = Sandbox(settings=settings)
         ahead = self.place / "ahead"
         self._ahead = Ahead(ahead)
-        clock: dict[str, Any] = {"program": [str(MOVING), str(ahead), "cloudsimfs"]} if plan.hours else {}
+        clock: dict[str, Any] = (
+            {"program": [str(MOVING), str(ahead), "cloudsimfs"]} if plan.hours or plan.others else {}
+        )
         self.m = Mounted(self.box, self.place, api=plan.api, ttl=plan.ttl, write_back=plan.write_back, **clock)
         self.closed: set[str] = set()
         self._history = open(self.place / "history-driver.jsonl", "w", encoding="utf-8")  # noqa: SIM115
@@ -137,6 +142,11 @@ class Stage:
             self.box.advance(HOUR)
             self._ahead.move(HOUR)
 
+    def act_late(self) -> None:
+        """So much later that nothing lags, and that nothing is awaited any more."""
+        self.box.advance(LATE)
+        self._ahead.move(LATE)
+
     def act_kill(self) -> None:
         self.m.kill()
 
@@ -153,7 +163,7 @@ class Stage:
         """Mount with an empty cache: what is on the service is all that is known."""
         assert self.m.umount().returncode == 0
         shutil.rmtree(self.m.cache)
-        self.box.advance(LATE)
+        self.act_late()
         self.m.start()
 
     def act_settle(self) -> None:
@@ -168,7 +178,7 @@ class Stage:
         if strange:
             raise Failed(f"the service got what was never closed: {strange}")
         self._versions.clear()
-        self.box.advance(LATE)
+        self.act_late()
         if pending := self.m.pending():
             raise Failed(f"still pending: {pending}")
 

@@ -91,6 +91,7 @@ class Worker:
         shared = self._is_shared(op)
         with self._alone() if shared else contextlib.nullcontext():
             self._log(op)
+            self._pair.shared = shared
             self._pair.do(op)
         if shared and op[0] == "open" and op[1] in self._pair.local.open:
             self._shared.add(op[1])
