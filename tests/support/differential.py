@@ -66,6 +66,7 @@ class Worker:
                 "seed": stage.plan.seed,
                 "folders": [self.name, SHARED],
                 "clashes": stage.plan.clashes,
+                "leaving": stage.plan.leaving,
                 "mount": str(stage.m.path),
                 "local": str(stage.local),
                 "lock": str(stage.place / "lock"),

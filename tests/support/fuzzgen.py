@@ -33,13 +33,18 @@ SCRATCH = 9  # the slot of what is opened and closed at once
 class Generator:
     """Yields the operations of one process. `folders` are those it works in, the first its own."""
 
-    def __init__(self, seed: str, top: str, folders: list[str], *, first_stamp: int, clashes: bool) -> None:
-        """Without `clashes`, no file ever has the name that a folder had, nor the other way round."""
+    def __init__(
+        self, seed: str, top: str, folders: list[str], *, first_stamp: int, clashes: bool, leaving: bool
+    ) -> None:
+        """Without `clashes`, no file ever has the name that a folder had, nor the other way round. Without `leaving`,
+        folders stay where they are.
+        """
         self._random = random.Random(seed)
         self._top = top
         self._folders = folders
         self._stamp = first_stamp
         self._clashes = clashes
+        self._leaving = leaving
         self._coming: deque[Op] = deque()
         self._known: dict[str, list[str]] = {}  # by folder: what was in it at the last look
         self._known_folders: dict[str, list[str]] = {}
@@ -53,8 +58,13 @@ class Generator:
             (3, self._save), (1, self._save_with_backup), (8, self._open_slot), (18, self._use_slot), (1, self._wait),
             (2, self._swap_kind),
         ]  # fmt: skip
+        if not leaving:
+            weights = [(weight, kind) for weight, kind in weights if kind not in self._leavings()]
         self._kinds = [kind for _, kind in weights]
         self._weights = [weight for weight, _ in weights]
+
+    def _leavings(self) -> list[Callable[[], list[Op]]]:
+        return [self._rmdir, self._remove_all, self._swap_kind]
 
     def next(self, folders: int) -> Op:
         """The next operation, in one of the first so many folders."""
@@ -107,7 +117,7 @@ class Generator:
         return self._random.choice(folders) if folders else self._path("d")
 
     def _two_paths(self) -> list[str]:
-        kind = self._random.choice("fd")
+        kind = self._random.choice("fd" if self._leaving else "f")
         return [self._path(kind), self._path(kind)]
 
     def _data(self) -> tuple[int, int]:

@@ -50,6 +50,7 @@ class Plan:
     lies: bool = True
     kills: bool = True
     clashes: bool = True  # files and folders take each other's names
+    leaving: bool = True  # folders are removed and renamed
     hours: bool = False  # the hour's calls run out now and then
     others: bool = True  # another client works in folders in which this one works as well
     workers: int = 4

@@ -27,9 +27,8 @@ class Worker:
         self._pair = Pair(Side(setup["mount"] + "/"), Side(setup["local"] + "/"))
         seed = f"{setup['seed']} {self._number}"
         first_stamp = (self._number + 1) * 10_000_000
-        self._generator = Generator(
-            seed, self._pair.local.top, self._folders, first_stamp=first_stamp, clashes=setup["clashes"]
-        )
+        names = {"clashes": setup["clashes"], "leaving": setup["leaving"]}
+        self._generator = Generator(seed, self._pair.local.top, self._folders, first_stamp=first_stamp, **names)
         self._history: TextIO = open(setup["history"], "w", encoding="utf-8")  # noqa: SIM115  # for the whole life
         self._lock = os.open(setup["lock"], os.O_RDWR | os.O_CREAT)
         self._under_way: Op | None = None
