@@ -44,6 +44,7 @@ LIES: list[tuple[str, str, Values]] = [
     ("object-get", "status", {"probability": 0.2, "status": 404}),
     ("delete", "status", {"probability": 0.2, "status": 404}),
 ]
+PATIENCE = 8.0  # seconds that an epoch of a failing network takes at most
 MEETING = 12  # steps
 ENDINGS = ("none", "none", "settle", "remount", "remount_at_once", "forget", "kill", "kill", "kill inside")
 
@@ -131,10 +132,14 @@ class Run:
         if ending.startswith("kill") and not self.plan.kills:
             ending = "none"
         inside = ending == "kill inside"
-        folders = 2 if self.plan.shared and not inside else 1
+        work: Values = {
+            "count": count,
+            "folders": 2 if self.plan.shared and not inside else 1,
+            "seconds": PATIENCE if tolerant else REPLY_BOUND,
+        }
         with self._meeting() if self.plan.others and not inside else contextlib.nullcontext():
-            answers = self._all("run", count=count, folders=folders, tolerant=tolerant, kill=inside)
-        self.done += count * self.plan.workers
+            answers = self._all("run", tolerant=tolerant, kill=inside, **work)
+        self.done += sum(answer["done"] for answer in answers)
         if ending.startswith("kill"):
             if not inside:
                 self._kill()

@@ -49,15 +49,17 @@ class Worker:
         found = {"closed": sorted(self._pair.closed), "failed": self._pair.failed}
         self._pair.closed.clear()
         self._pair.failed = 0
-        return {"closed": [], **found, **(answer or {})}
+        return {"done": 0, **found, **(answer or {})}
 
-    def run(self, count: int, folders: int) -> dict[str, Any]:
-        """So many operations, in the first so many folders."""
-        for _ in range(count):
+    def run(self, count: int, folders: int, seconds: float) -> dict[str, Any]:
+        """So many operations in the first so many folders, or fewer if they take longer."""
+        until, done = time.monotonic() + seconds, 0
+        while done < count and time.monotonic() < until:
             self._do(self._generator.next(folders))
+            done += 1
         for op in [["close", slot] for slot in sorted(self._shared)]:
             self._do(op)
-        return {}
+        return {"done": done}
 
     def close(self) -> None:
         """So that nothing is open."""
