@@ -29,6 +29,7 @@ from fuzzstage import Failed, Stage
 from harness import Tree
 
 APART = 5.0  # seconds of the service's clock between two changes that are told apart
+LOOKS = 3.0  # seconds within which what the service has must show
 NAMES = "abcdefghij"
 
 
@@ -93,14 +94,18 @@ class Meeting:
             if version.must and not (version.endangered and version.since != -1) and not version.is_in(stored):
                 whose = "ours" if version.ours else "theirs"
                 self._fail(f"lost: {whose}, {version.path}, {len(version.data)} bytes, {version}", stored)
-        self._refresh()
-        with contextlib.suppress(FileNotFoundError):
-            shown = {path: (self.top / path).read_bytes() for path in self._walk(self.folder)}
-            if shown != stored:
+        until = time.monotonic() + LOOKS
+        while (shown := self._shown()) != stored:
+            if time.monotonic() > until:
                 self._fail(f"shown: {sizes(shown)}", stored)
-            return
-        if stored:
-            self._fail("the folder is not shown", stored)
+            time.sleep(0.2)
+
+    def _shown(self) -> Tree:
+        """What there is, after a refresh. The kernel may keep an older answer for a second."""
+        self._refresh()
+        with contextlib.suppress(OSError):
+            return {path: (self.top / path).read_bytes() for path in self._walk(self.folder)}
+        return {}
 
     def _fail(self, what: str, stored: Tree) -> None:
         raise Failed(f"{self}\n{what}\nstored: {sizes(stored)}")
