@@ -7,8 +7,10 @@ Threading: one lock; `Fault` objects are shared, and their counters change under
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import itertools
+import math
 import random
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -22,7 +24,10 @@ KINDS = (
     "reset",  # RST before the request is processed
     "drop_reply",  # the request is processed, then RST instead of the answer
     "lie",  # the request is processed, then `status` with `body` instead of the answer
-    "late",  # RST instead of the answer to an upload, which is stored once the fault is removed
+    "late",  # `status` with `body` (none: RST) at once; processed when removed, or `amount` requests later if given
+    "pretend",  # an object-put is answered as if it were stored
+    "stale",  # the answer that the same call got the first time
+    "swapped",  # the answer that the call of this operation before this one got: another page, another entry
     "hang",  # no answer for `seconds`, or until the fault is removed; then as usual
     "truncate",  # the full Content-Length, `amount` body bytes (default half), then close
     "corrupt",  # one bit of an upload changes on its way
@@ -106,6 +111,15 @@ def from_json(values: Mapping[str, Any]) -> Fault:
     return Fault(**values)
 
 
+@dataclass(slots=True, eq=False)
+class _Effect:
+    """What a request does after its answer, and how many requests came since."""
+
+    fault: Fault
+    act: Callable[[], object]
+    requests: int = 0
+
+
 class Faults:
     """The faults that are set."""
 
@@ -113,6 +127,7 @@ class Faults:
         self._lock = threading.Lock()
         self._ids = itertools.count(1)
         self._faults: list[Fault] = []  # guarded by _lock
+        self._late: list[_Effect] = []  # guarded by _lock
 
     def add(self, operation: str, kind: str, **values: Any) -> Fault:
         """Set a fault by its members; see `Fault`. Raises ValueError or TypeError."""
@@ -125,7 +140,7 @@ class Faults:
         return fault
 
     def remove(self, fault: Fault) -> None:
-        """Remove a fault. Requests that hang because of it continue."""
+        """Remove a fault. Requests that hang because of it continue, and what it made late is done now."""
         self._remove([fault])
 
     def clear(self) -> None:
@@ -136,29 +151,53 @@ class Faults:
             return list(self._faults)
 
     def due(self, operation: str, version: int, subject: str) -> ActiveFaults:
-        """The faults that fire for this request; each is counted as fired."""
+        """The faults that fire for this request; each is counted as fired. What is late enough is done first."""
         with self._lock:
             fired = [f for f in self._faults if f.matches(operation, version, subject) and _fires(f)]
-        return ActiveFaults(fired)
+            for effect in self._late:
+                effect.requests += 1
+        self._do_late(lambda effect: effect.requests > (effect.fault.amount or math.inf))
+        return ActiveFaults(fired, self._postpone)
+
+    def _postpone(self, fault: Fault, act: Callable[[], object]) -> None:
+        with self._lock:
+            self._late.append(_Effect(fault, act))
+
+    def _do_late(self, due: Callable[[_Effect], bool]) -> None:
+        with self._lock:
+            effects = [effect for effect in self._late if due(effect)]
+            self._late = [effect for effect in self._late if effect not in effects]
+        for effect in effects:
+            with contextlib.suppress(Exception):  # too late: what it changes is gone by now
+                effect.act()
 
     def _remove(self, faults: Iterable[Fault]) -> None:
         with self._lock:
             for fault in faults:
                 fault.removed = True
             self._faults = [fault for fault in self._faults if not fault.removed]
+        self._do_late(lambda effect: effect.fault.removed)
 
 
 class ActiveFaults:
     """The faults that fire for one request."""
 
-    def __init__(self, faults: list[Fault]) -> None:
+    def __init__(self, faults: list[Fault], postpone: Callable[[Fault, Callable[[], object]], None]) -> None:
         self._faults = faults
+        self._postpone = postpone
 
     def get(self, kind: str) -> Fault | None:
         return next((fault for fault in self._faults if fault.kind == kind), None)
 
     def all(self, kind: str) -> list[Fault]:
         return [fault for fault in self._faults if fault.kind == kind]
+
+    def late(self, act: Callable[[], object]) -> Fault | None:
+        """Have `act` done later, if a fault says so: returns that one."""
+        fault = self.get("late")
+        if fault is not None:
+            self._postpone(fault, act)
+        return fault
 
 
 def _fires(fault: Fault) -> bool:

@@ -6,7 +6,6 @@ loop; `Links` may be used from any thread. Must never store an upload that was c
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import hmac
 import itertools
@@ -14,6 +13,7 @@ import re
 import secrets
 import threading
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import urlencode
@@ -22,14 +22,13 @@ from aiohttp import ClientError, web
 
 from cloudsimfs.sandbox import wire
 from cloudsimfs.sandbox.blobs import Blob, etag_of
-from cloudsimfs.sandbox.faults import ActiveFaults, Fault
+from cloudsimfs.sandbox.faults import ActiveFaults
 from cloudsimfs.sandbox.log import Call
 from cloudsimfs.sandbox.settings import Clock, Settings
 from cloudsimfs.sandbox.store import Store, Visible
 from cloudsimfs.sandbox.wire import Reply, xml_reply
 
 UPLOAD_TYPE = "application/octet-stream"  # docs/service.md, "URLs"
-_LATE_LOOK = 0.01  # seconds
 _RANGE = re.compile(r"bytes=(\d*)-(\d*)$")
 
 
@@ -104,7 +103,6 @@ class Objects:
         self._links = links
         self._clock = clock
         self._settings = settings
-        self._landing: list[asyncio.Task[None]] = []  # uploads that are stored late
 
     def path_of(self, token: str) -> str:
         """The storage path that a link is for; empty for an unknown link."""
@@ -175,26 +173,21 @@ class Objects:
                     digest.update(chunk)
                     size += len(chunk)
             blob = Blob(size, f'"{digest.hexdigest()}"', file=file)
-            late = fired.get("late")
-            if late is None:
+            if fired.get("pretend"):
+                return _stored(blob)
+            if not fired.late(partial(self._store.put, link.path, blob, link.visible)):
                 self._store.put(link.path, blob, link.visible)
-            else:
-                self._landing.append(asyncio.create_task(self._land(link, blob, late)))
             stored = True
         except (ClientError, ConnectionError):
             raise wire.reset(request) from None
         finally:
             if not stored:
                 file.unlink()
-        if late is not None:
-            raise wire.reset(request)
-        return Reply(200, b"", "text/plain", {"ETag": blob.etag})
+        return _stored(blob)
 
-    async def _land(self, link: Link, blob: Blob, fault: Fault) -> None:
-        """Store an upload that was given up by its sender."""
-        while not fault.removed:
-            await asyncio.sleep(_LATE_LOOK)
-        self._store.put(link.path, blob, link.visible)
+
+def _stored(blob: Blob) -> Reply:
+    return Reply(200, b"", "text/plain", {"ETag": blob.etag})
 
 
 def _bounds(first: str, last: str, size: int) -> tuple[int, int] | None:

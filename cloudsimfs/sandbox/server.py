@@ -18,6 +18,7 @@ from aiohttp import web
 from cloudsimfs import paths
 from cloudsimfs.sandbox import faults as fault_module
 from cloudsimfs.sandbox import odd, wire
+from cloudsimfs.sandbox.answers import Answers
 from cloudsimfs.sandbox.api import ApiRequest, Limits, Redirect, Refusal, Route
 from cloudsimfs.sandbox.faults import ActiveFaults, Faults
 from cloudsimfs.sandbox.log import Call, CallLog
@@ -57,6 +58,7 @@ class Server:
         self._calls = calls
         self._key_leaks = key_leaks
         self._limits = Limits(clock, settings)
+        self._answers = Answers()
         self.app = web.Application(client_max_size=_MAX_BODY)
         add = self.app.router.add_route
         for version, offered in routes.items():
@@ -88,6 +90,7 @@ class Server:
             reply = await wire.before(request, fired, self._settings)
             if reply is None:
                 reply = self._process(version, route, request, data, fired)
+            reply = self._answers.instead(f"{route.operation} {request.path} {data}", reply, fired)
             reply.headers.update(self._limits.headers())
             return await self._send(request, reply, fired, call)
         except Dropped:
@@ -103,7 +106,10 @@ class Server:
                 raise Refusal(404, "Not found.")
             if data is None:
                 raise Refusal(400, "the body is not what this call takes")
-            value = route.handler(ApiRequest(request.match_info, data))
+            act = partial(route.handler, ApiRequest(request.match_info, data))
+            if fired.late(act):
+                return Reply(200)  # `wire.send` sends the fault's answer
+            value = act()
         except NoEntry:
             return _failure(version, Refusal(404, "not found" if version == 1 else _TECHNICAL))
         except BadName:

@@ -113,9 +113,14 @@ async def send(
     request: web.BaseRequest, reply: Reply, faults: ActiveFaults, settings: Settings, call: Call
 ) -> web.StreamResponse:
     """Send a reply, changed by the faults. Raises Dropped."""
-    lie = faults.get("lie")
+    late = faults.get("late")
+    lie = late or faults.get("lie")
+    as_done = (200, None)  # status and body: the answer to what is done
     try:
-        return await _send(request, reply if lie is None else _error(lie), faults, settings, call)
+        if late is not None and not late.status:
+            raise reset(request)
+        told = reply if lie is None or (lie.status, lie.body) == as_done else _error(lie)
+        return await _send(request, told, faults, settings, call)
     finally:
         if reply.stream is not None:
             reply.stream.close()

@@ -91,6 +91,46 @@ def test_drop_reply_is_processed(box: Sandbox) -> None:
     assert "case/new" not in box.paths()
 
 
+def test_late_is_done_some_requests_after_its_answer(box: Sandbox) -> None:
+    box.faults.add("delete", "late", status=200, body='"soon"', amount=1, times=1)
+    reply = call(box, path=f"/storage/{box.entry('case/a')['id']}", method="DELETE")
+    assert (reply.status_code, reply.json()) == (200, "soon")
+    assert "case/a" in box.paths()
+    call(box)
+    assert "case/a" in box.paths()
+    call(box)
+    assert "case/a" not in box.paths()
+
+
+def test_late_is_done_when_the_fault_is_removed(box: Sandbox) -> None:
+    box.faults.add("object-put", "late", status=200)
+    reply = requests.put(upload_link(box), data=b"x", headers=OCTETS, timeout=10)
+    assert reply.status_code == 200
+    assert "case/new" not in box.paths()
+    box.faults.clear()
+    assert box.files()["case/new"] == b"x"
+    assert reply.headers["ETag"] == requests.get(link(box, "case/new"), timeout=10).headers["ETag"]
+
+
+def test_pretend_stores_nothing(box: Sandbox) -> None:
+    url = upload_link(box)
+    box.faults.add("object-put", "pretend", times=1)
+    assert requests.put(url, data=b"x", headers=OCTETS, timeout=10).headers["ETag"]
+    assert "case/new" not in box.paths()
+
+
+def test_stale_and_swapped_answers(box: Sandbox) -> None:
+    view = {"json": {"path": "case/a"}, "path": "/storage/view-by-path", "method": "POST"}
+    first = call(box, 2, **view).json()
+    box.put("case/a", b"other bytes")
+    fault = box.faults.add("view", "stale")
+    assert call(box, 2, **view).json() == first
+    box.faults.remove(fault)
+    other = call(box, 2, **{**view, "json": {"path": "case/b"}}).json()
+    box.faults.add("view", "swapped")
+    assert call(box, 2, **view).json() == other
+
+
 def test_hang_until_removed(box: Sandbox) -> None:
     fault = box.faults.add("list-all", "hang")
     answers: list[int] = []
