@@ -120,15 +120,17 @@ def test_pretend_stores_nothing(box: Sandbox) -> None:
 
 
 def test_stale_and_swapped_answers(box: Sandbox) -> None:
-    view = {"json": {"path": "case/a"}, "path": "/storage/view-by-path", "method": "POST"}
-    first = call(box, 2, **view).json()
+    def view(path: str) -> Any:
+        return call(box, 2, "/storage/view-by-path", method="POST", json={"path": path}).json()
+
+    first = view("case/a")
     box.put("case/a", b"other bytes")
     fault = box.faults.add("view", "stale")
-    assert call(box, 2, **view).json() == first
+    assert view("case/a") == first
     box.faults.remove(fault)
-    other = call(box, 2, **{**view, "json": {"path": "case/b"}}).json()
+    other = view("case/b")
     box.faults.add("view", "swapped")
-    assert call(box, 2, **view).json() == other
+    assert view("case/a") == other
 
 
 def test_hang_until_removed(box: Sandbox) -> None:

@@ -138,6 +138,9 @@ def cloudsimfs(
     )
 
 
+Command = Callable[..., subprocess.CompletedProcess[str]]
+
+
 def write_key(directory: Path, key: str) -> Path:
     file = directory / f"key-{secrets.token_hex(4)}"
     with open(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as stream:
@@ -149,7 +152,7 @@ class Mounted:
     """`cloudsimfs mount` of a sandbox on a directory of its own. Create through the `mount` fixture."""
 
     def __init__(self, box: Sandbox, directory: Path, *, api: str, key: str | None = None, **options: Any) -> None:
-        """`program` wraps the command line; the other `options` are its own, `ttl=0` for `--ttl 0`."""
+        """`program` wraps the command line, and `command` runs it; the other `options` are its own, as `ttl=0`."""
         self.box = box
         self.path = directory / "mnt"
         self.cache = directory / "cache"
@@ -157,6 +160,7 @@ class Mounted:
         self._log_file = directory / "mount.log"
         self.key_file = write_key(directory, self.key)
         self._program: Sequence[str] = options.pop("program", OURS)
+        self._command: Command = options.pop("command", cloudsimfs)
         self._options = {"api": api, "write_back": 0.2, **options}
         self.expects_trouble = False  # the log may hold tracebacks
         self.path.mkdir()
@@ -181,7 +185,7 @@ class Mounted:
         for name, value in given.items():
             option = ("--no-" if value is False else "--") + name.replace("_", "-")
             words += [option] if isinstance(value, bool) else [option, str(value)]
-        return cloudsimfs("mount", self.path, *words, program=program)
+        return self._command("mount", self.path, *words, program=program)
 
     def option(self, **changes: Any) -> None:
         """Other options for the next start."""
@@ -214,7 +218,7 @@ class Mounted:
         end_processes(self.path)
 
     def umount(self, *options: str) -> subprocess.CompletedProcess[str]:
-        done = cloudsimfs("umount", self.path, *options)
+        done = self._command("umount", self.path, *options)
         if done.returncode == 0:
             wait_until(lambda: not self.pids, "the daemon ends after umount")
         return done

@@ -1,0 +1,44 @@
+"""A day's work around one lie of the service; `scripts/soak --lies` does it for every lie and every operation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lying import Case, day, lies
+from nursery import Nursery
+
+DANGEROUS = [
+    ("v1", "launch", "case", 2, "done, 404"),
+    ("v2", "launch", "case", 2, "done, 429"),
+    ("v2", "launch", "case", 1, "500, done later"),
+    ("v1", "object-put", "log.txt", 1, "done, 500"),
+    ("v2", "object-put", "moved", 1, "404"),
+    ("v1", "object-put", "redone", 1, "no etag"),
+    ("v1", "object-get", "log.txt", 1, "403"),
+    ("v2", "object-get", "moving", 1, "another version"),
+    ("v1", "delete", "old", 1, "done, 403"),
+    ("v2", "list", "", 2, "empty"),
+    ("v2", "list", "old", 1, "404"),
+    ("v1", "list-all", "", 2, "404"),
+]
+
+
+@pytest.fixture(scope="module")
+def command() -> Iterator[Nursery]:
+    nursery = Nursery()
+    yield nursery
+    nursery.close()
+
+
+@pytest.mark.parametrize(("api", "operation", "path", "nth", "name"), DANGEROUS)
+def test_one_lie_loses_nothing(
+    mount_base: Path, tmp_path: Path, command: Nursery, api: str, operation: str, path: str, nth: int, name: str
+) -> None:
+    """Nothing is lost, no run is started twice, and nothing stays hidden."""
+    (lie,) = (lie for lie in lies(api, operation) if lie.name == name)
+    result = day(mount_base / tmp_path.name, api, Case(api, operation, path, nth, f"call {nth}", lie), command)
+    assert result.fired
+    assert result.violations == [], str(result)
