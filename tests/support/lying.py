@@ -29,20 +29,7 @@ from workday import STORED, Work, check, finish, going_on, half_made, remount, s
 GENERIC = "A technical problem has occurred, try again later."
 LATER = {"later": 4, "much later": 30}  # requests after which a late effect comes
 # Calls for other paths are like those for these. The operations that name no path have the path "".
-PATHS = {
-    "",
-    "both",
-    "case",
-    "case/results",
-    "case/heat.ini",
-    "log.txt",
-    "moved",
-    "moving",
-    "note.txt",
-    "old",
-    "redone",
-}
-PATHS |= {"shared", "single", "study", "study/a.dat", "study/b.dat"}
+PATHS = frozenset(STORED) | {"", "case", "case/heat.ini", "case/results", "moved", "old", "study"}
 
 
 # -- the lies ----------------------------------------------------------------------------------------------

@@ -48,6 +48,7 @@ STORED: Tree = {
     "single": b"to be removed",
     "both": b"changed by both",
     "moving": b"to be renamed",
+    "reborn": b"removed, and made again later",
     "redone": b"removed, and made again",
 }
 CASE: Tree = LONG | {"case/mesh/points": b"0 1 2", "case/mesh/cells": b"3"}
@@ -253,6 +254,7 @@ def work(day: Work) -> None:
     day.append("log.txt", b"the second line\n")
     day.rename("moving", "moved")
     day.remove("single")
+    day.remove("reborn")
     day.remove("redone")
     day.write("redone", b"made again, longer than before")
     day.collide("both", b"ours", b"theirs, and longer")
@@ -261,6 +263,7 @@ def work(day: Work) -> None:
     day.theirs("old/theirs", b"stored before the folder is removed")
     day.refresh()
     day.remove_folder("old")
+    day.write("reborn", b"made again")
     day.append("log.txt", b"the third line\n")
     day.flush()
 
