@@ -226,12 +226,17 @@ def reason(case: Case, violation: str) -> str | None:
 # -- all cases -----------------------------------------------------------------------------------------------
 
 
-def cases(api: str, calls: Sequence[tuple[str, str]], only: str = "*") -> list[Case]:
-    """A case for each lie and the first, the middle and the last call of each operation of a day for a path."""
+def cases(api: str, calls: Sequence[tuple[str, str]], only: str = "*", *, every: bool = False) -> list[Case]:
+    """A case for each lie and the first, the middle and the last call of each operation of a day for a path.
+
+    With `every` for each call.
+    """
     found = []
     for (operation, path), count in sorted(Counter(calls).items()):
         if path in PATHS and fnmatch.fnmatchcase(operation, only):
             places = {(count + 1) // 2: "middle", count: "last", 1: "first"} if count > 1 else {1: "only"}
+            if every:
+                places = {nth: f"call {nth}" for nth in range(1, count + 1)}
             found += [
                 Case(api, operation, path, nth, place, lie)
                 for lie in lies(api, operation)
