@@ -88,15 +88,16 @@ def _done(*statuses: int) -> Callable[[str], list[Lie]]:
 
 
 def _late(*statuses: int, answer: object = None) -> Callable[[str], list[Lie]]:
-    """The call is carried out some requests after its answer: an error, or `answer` with 200."""
+    """The call is carried out some requests after its answer: an error, `answer` with 200, or none."""
 
     def make(api: str) -> list[Lie]:
-        answers = {status: _body(api) for status in statuses}
+        answers: dict[str, dict[str, Any]] = {str(s): {"status": s, "body": _body(api)} for s in statuses}
+        answers["no answer"] = {}
         if answer is not None:
-            answers[200] = _wrapped(api, answer)
+            answers["200"] = {"status": 200, "body": _wrapped(api, answer)}
         return [
-            Lie(f"{status}, done {when}", {"kind": "late", "status": status, "body": body, "amount": amount})
-            for status, body in answers.items()
+            Lie(f"{name}, done {when}", {"kind": "late", "amount": amount, **values})
+            for name, values in answers.items()
             for when, amount in LATER.items()
         ]
 
@@ -145,6 +146,8 @@ _LISTS = _changed(
 )
 _ACK = {"message": "done"}
 
+STORED_LATER = {"kind": "late", "status": 200, "amount": LATER["much later"]}
+
 LIES: list[tuple[str, Callable[[str], list[Lie]]]] = [
     ("*", _refused(404, 403, 500)),
     ("list", _older),
@@ -163,7 +166,7 @@ LIES: list[tuple[str, Callable[[str], list[Lie]]]] = [
     ("object-get", _plain(cut_off={"kind": "truncate"})),
     ("object-put", _done(404, 403, 412, 500)),
     ("object-put", _plain(stored_otherwise={"kind": "corrupt"}, as_if_stored={"kind": "pretend"})),
-    ("object-put", _plain(no_etag={"kind": "status", "status": 200}, stored_later={"kind": "late", "amount": 30})),
+    ("object-put", _plain(no_etag={"kind": "status", "status": 200}, stored_later=STORED_LATER)),
     ("object-put", _late(500)),
     ("delete", _refused(409)),
     ("delete", _done(404, 403, 409, 500)),
