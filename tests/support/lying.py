@@ -206,6 +206,17 @@ UNKNOWABLE = [
         "others have removed it",
     ),
     (
+        "* object-put *: stored later",
+        "lost: *",
+        "the store had acknowledged this version long ago: if it is listed as newer than the next one, others may as "
+        "well have stored it again",
+    ),
+    (
+        "* delete /reborn *, done much later",
+        "lost: reborn has nothing, *",
+        "a listing had shown the new file: if it is gone then, others may as well have removed it",
+    ),
+    (
         "* upload-url *: another one's",
         "*",
         "a signed URL is opaque: what is sent to another file's is stored under that file's name",
