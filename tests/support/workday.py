@@ -383,7 +383,7 @@ def check(day: Work) -> list[str]:
             continue  # what was appended here and there: `recover` has a part of it
         elif not wanted & beside:
             found.append(f"lost: {path} has {_short(here)}, not {_shorts(wanted)}, and it is nowhere else")
-        elif path not in told and not any(each["path"] == path for each in status["conflicts"]):
+        elif path not in told and not any(copy.startswith(f"{path}.conflict-") for copy in stored):
             found.append(f"untold: {path} has {_short(here)}, not {_shorts(wanted)}")
     for path, data in day.ours.items():
         if data not in beside | {stored.get(path)}:
