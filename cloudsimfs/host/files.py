@@ -14,10 +14,11 @@ from pathlib import Path
 
 
 def make_private(directory: Path) -> None:
-    """Make the directory and what is missing above it, all 0700, whatever the umask."""
-    missing = [each for each in directory.parents if not each.exists()]
-    for each in [*reversed(missing), directory]:
+    """Make the directory and what is missing above it, all 0700, whatever the umask. They survive a power loss."""
+    missing = [each for each in (directory, *directory.parents) if not each.exists()]
+    for each in reversed(missing):
         each.mkdir(exist_ok=True, mode=0o700)
+        fsync_path(each.parent)  # what is fsynced in a directory without a name is lost
 
 
 def open_private(path: Path, flags: int) -> int:

@@ -100,7 +100,7 @@ def test_a_round_that_failed_is_made_up_for(
 def test_a_launch_is_on_the_disk_before_it_is_sent(synced: list[Synced], tmp_path: Path) -> None:
     with closing(LaunchBook(tmp_path / "state")) as book:
         book.intend(LaunchRequest("2", "standard", "heat2d-1.0", "case", None, None), None, [])
-    assert [each.path.name for each in synced] == ["launches.db"]
+    assert [each.path.name for each in synced] == [tmp_path.name, "launches.db"]
 
 
 def failing(_: int) -> None:
