@@ -273,6 +273,8 @@ class Writeback:
             is_stored = inode.is_stored
             if inode.state is WriteState.STORED and not inode.unlinked:
                 self._journal.save_file(file_row(inode, "stored"))
+                if inode.content is not None and inode.content.source is not None:
+                    self._fsyncer.closed(inode.content)  # the row has what was fetched for the upload, too
             if is_stored:
                 self.deletes.release(inode)
         with self.queue.lock:

@@ -103,5 +103,21 @@ def test_a_launch_is_on_the_disk_before_it_is_sent(synced: list[Synced], tmp_pat
     assert [each.path.name for each in synced] == [tmp_path.name, "launches.db"]
 
 
+def test_what_was_fetched_for_an_upload_is_on_the_disk_before_its_row(
+    files: Any, box: Sandbox, synced: list[Synced]
+) -> None:
+    """The row says that it is present, and it is in no fsync of the close."""
+    box.put("f", b"stored")
+    fh = files.handles.open("f", os.O_WRONLY)
+    files.handles.write(fh, b"S", 0)
+    close(files, fh)
+    files.fsyncer.sync()
+    files.writeback.drain()
+    assert box.files() == {"f": b"Stored"}
+    synced.clear()
+    files.fsyncer.sync()
+    assert [each.what for each in synced] == ALL
+
+
 def failing(_: int) -> None:
     raise OSError(errno.EIO, "the disk is broken")
