@@ -61,6 +61,7 @@ class DataCache:
         self._clean: OrderedDict[Version, Content] = OrderedDict()  # in memory; oldest use first
         self._kept: OrderedDict[str, str] = OrderedDict()  # on disk only: a version's key to its name; oldest first
         self._latest: dict[str, Version] = {}  # for each path in _clean, the version inserted last
+        self._discarded: set[Content] = set()  # to be removed once the disk has the rows that do not name them
         self._used = 0  # bytes on the disk when it was last measured, and those kept since
         self._reserved = 0  # bytes about to be kept
         self.data = directory / "data"
@@ -180,6 +181,22 @@ class DataCache:
                 self._remove(version)
         if versions:
             content.drop()
+
+    def discard(self, content: Content) -> None:
+        """The journal names the content no more. Once that survives a power loss, the file goes (`remove`)."""
+        content.abandon()
+        with self._lock:
+            self._discarded.add(content)
+
+    def discarded(self) -> set[Content]:
+        with self._lock:
+            return set(self._discarded)
+
+    def remove(self, discarded: set[Content]) -> None:
+        for content in discarded:
+            content.drop()
+        with self._lock:
+            self._discarded.difference_update(discarded)
 
     def empty(self) -> Content:
         """A new content without bytes."""
@@ -309,10 +326,10 @@ class DataCache:
         self._used = sum(disk_usage(file) for file in self.data.iterdir())
 
     def _evict(self, wanted: int) -> None:
-        """Free `wanted` bytes. Evict contents that are only on disk, then clean ones by last use, then parts of open
-        ones.
-        """
+        """Free `wanted` bytes: first what was discarded, last parts of open files, else by last use."""
         enough = self._used - wanted
+        for content in self._discarded:
+            self._used -= content.evict() or 0
         while self._used > enough and self._kept:
             key, name = self._kept.popitem(last=False)
             backing = self.data / name

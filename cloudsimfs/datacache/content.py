@@ -55,7 +55,7 @@ class Content:
         self.lacking = RangeSet()  # guarded by lock
         # Names the kernel's cached pages. The kernel sees every write: they are right as long as the content lives.
         self.identity = next(self._serials)
-        self.dropped = False  # its file was removed: nobody will want these bytes; guarded by lock
+        self.dropped = False  # its file is removed or will be: nobody will want these bytes; guarded by lock
         self._is_local = source is None  # its bytes differ from the version; guarded by lock
         self._space = space
         self._ancestry = Ancestry(ancestor)  # guarded by lock
@@ -105,6 +105,11 @@ class Content:
             return self._file.is_whole_locked()
 
     # -- what the cache directory asks ---------------------------------------------------------------------
+
+    def abandon(self) -> None:
+        """Nothing refers to the content any more, and its file is about to be removed."""
+        with self.lock:
+            self.dropped = True
 
     def drop(self) -> None:
         """Remove the backing file of a content that nothing refers to any more."""

@@ -6,6 +6,7 @@ Locks: Tree.lock is held by the caller; an inode's lock is taken here.
 from __future__ import annotations
 
 import logging
+from functools import partial
 
 from cloudsimfs.clock import Clock
 from cloudsimfs.datacache.cache import DataCache
@@ -103,15 +104,15 @@ class Settlement:
             self._attributes.keep(inode.path, inode.attr)
         else:
             inode.unlinked = True
-            drop_content(self._journal, inode)
+            drop_content(self._journal, self._datacache, inode)
         inode.transition_locked("confirmed")
         inode.rebase_locked(Base(entry))
         inode.closed_size = None
 
 
-def drop_content(journal: Journal, inode: Inode) -> None:
-    """Remove the bytes of an inode that nobody has open, once the journal has committed its removal."""
+def drop_content(journal: Journal, datacache: DataCache, inode: Inode) -> None:
+    """Discard the bytes of an inode that nobody has open, once the journal has committed its removal."""
     if inode.opens == 0:
         for content in (inode.content, inode.closed_content):
             if content is not None:
-                journal.on_commit(content.drop)
+                journal.on_commit(partial(datacache.discard, content))

@@ -266,7 +266,7 @@ class Tree:
                         inode.content.release()
                     inode.pinned = False
                     if inode.unlinked:
-                        drop_content(self.journal, inode)
+                        drop_content(self.journal, self.datacache, inode)
                     elif not inode.has_local_truth and self.overlay.get(inode.path) is inode:
                         self.overlay.pop(inode.path)
 
@@ -324,7 +324,7 @@ class Tree:
             if inode.attr.ino is not None:
                 self.journal.drop_file(inode.attr.ino)
             if inode.state is not WriteState.CLEAN:
-                drop_content(self.journal, inode)
+                drop_content(self.journal, self.datacache, inode)
 
     def keep_folder(self, path: str, listing: Listing) -> None:
         """Keep a folder that was just emptied, as any filesystem does. The service forgets it."""

@@ -43,10 +43,18 @@ class Fsyncer:
         with self._lock:
             self._closed.add(content)
 
+    def discard(self, content: Content) -> None:
+        """Remove a content that the journal names no more, after the next round."""
+        self._datacache.discard(content)
+
     def sync(self) -> None:
-        """fsync all that was closed so far: files, then names, then rows. Raises OSError, or as the journal."""
+        """fsync all that was closed so far: files, then names, then rows. Raises OSError, or as the journal.
+
+        What those rows have replaced goes last: until they are on the disk, it is all there is of a fsynced file.
+        """
         with self._lock:
             batch, self._closed = self._closed, set()
+        discarded = self._datacache.discarded()
         try:
             for content in batch:
                 content.fsync()
@@ -56,12 +64,13 @@ class Fsyncer:
             with self._lock:
                 self._closed |= batch
             raise
+        self._datacache.remove(discarded)
 
     def _work(self) -> None:
         stopping = False
         while not stopping:
             stopping = self._stop.wait(PERIOD)
-            if self._closed:
+            if self._closed or self._datacache.discarded():
                 try:
                     self.sync()
                 except (OSError, CloudsimfsError):

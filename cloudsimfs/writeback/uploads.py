@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from cloudsimfs import paths
 from cloudsimfs.clock import Clock
@@ -115,7 +116,7 @@ class Writeback:
         with self.queue.lock:
             self._closing.add(inode)
         if inode.closed_content is not None:
-            self._journal.on_commit(inode.closed_content.drop)
+            self._journal.on_commit(partial(self._fsyncer.discard, inode.closed_content))
             inode.closed_content = None
 
     def close(self, inode: Inode, refusal: CloudsimfsError | None = None) -> None:

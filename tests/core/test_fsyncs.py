@@ -103,6 +103,24 @@ def test_a_launch_is_on_the_disk_before_it_is_sent(synced: list[Synced], tmp_pat
     assert [each.path.name for each in synced] == [tmp_path.name, "launches.db"]
 
 
+def test_what_a_new_state_replaces_stays_until_its_row_is_on_the_disk(
+    files: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a power loss leaves the old row without its bytes, and the new bytes without a row."""
+    close(files, write(files, "f.tmp~", b"old"))
+    (old,) = backing_files(tmp_path)
+    close(files, write(files, "g.tmp~", b"new"))
+    files.rename("g.tmp~", "f.tmp~")
+    with monkeypatch.context() as patch:
+        patch.setattr(files.journal, "sync", lambda: failing(0))
+        with pytest.raises(OSError, match="the disk is broken"):
+            files.fsyncer.sync()
+    assert old in backing_files(tmp_path)
+    files.fsyncer.sync()
+    assert len(backing_files(tmp_path)) == 1
+    assert old not in backing_files(tmp_path)
+
+
 def test_what_was_fetched_for_an_upload_is_on_the_disk_before_its_row(
     files: Any, box: Sandbox, synced: list[Synced]
 ) -> None:
@@ -117,6 +135,10 @@ def test_what_was_fetched_for_an_upload_is_on_the_disk_before_its_row(
     synced.clear()
     files.fsyncer.sync()
     assert [each.what for each in synced] == ALL
+
+
+def backing_files(directory: Path) -> set[str]:
+    return {file.name for file in (directory / "data").iterdir()}
 
 
 def failing(_: int) -> None:
