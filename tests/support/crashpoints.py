@@ -164,9 +164,10 @@ def look(
 
 def _account(above: Path) -> Path:
     """The one account's directory in a cache or state directory; made, if it was not yet."""
-    found = [*above.glob("*"), above / "account"][0]
-    found.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return found
+    made = list(above.glob("*")) or [above / "account"]
+    assert len(made) == 1, f"several accounts: {made}"
+    made[0].mkdir(mode=0o700, parents=True, exist_ok=True)
+    return made[0]
 
 
 def read_all(files: FileSystem) -> Tree:

@@ -183,8 +183,13 @@ class Recording:
         times = {f"st_{name}": getattr(found, f"st_{name}_ns") for name in ("atime", "mtime", "ctime")}
         return {**kept, **times}
 
-    def readdir(self, _path: str | None, fh: int) -> list[str]:
-        return [".", "..", *os.listdir(fh)]
+    def readdir(self, _path: str | None, fh: int) -> list[tuple[str, dict[str, int], int]]:
+        """With inode numbers: what has number 0 is not listed (readdir(3))."""
+        return [
+            (name, {"st_mode": found.st_mode, "st_ino": found.st_ino}, 0)
+            for name in (".", "..", *os.listdir(fh))
+            for found in [os.lstat(name, dir_fd=fh)]
+        ]
 
     def opendir(self, path: str) -> int:
         with self._lock:
