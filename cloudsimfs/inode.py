@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from cloudsimfs.datacache.content import Content
 
 ST_BLOCK = 512  # bytes, the unit of st_blocks (stat(2))
+SENT_KEPT = 50  # uploads in doubt that are known of one file; the oldest are forgotten
 NOBODY, ANYBODY = 0, -1  # values of `InodeState.closed_by` beside the numbers of handles
 
 
@@ -109,7 +110,7 @@ class Base:
     entry: Entry | None = None  # None: nothing was listed
     uploaded: bool = False  # an upload has begun since; if `sent` is empty, nothing more is known of it
     stored_ns: int | None = None  # ns, by the store's clock, of the last upload that was answered
-    sent: tuple[Sent, ...] = ()  # that upload, and those that were never answered
+    sent: tuple[Sent, ...] = ()  # that upload, and the tries that were never answered
 
 
 @dataclass(slots=True, eq=False)
@@ -183,22 +184,26 @@ class Inode(InodeState):
     def may_arrive_locked(self, size: int) -> None:
         """Note that the last of `size` bytes is about to be sent. The caller holds `lock`."""
         upload = Sent(self.generation, size)
-        before = (earlier for earlier in self.sent if replace(earlier, answered=False) != upload)
-        self.uploaded, self.sent = True, (*before, upload)
+        tries = [earlier for earlier in self.sent if earlier == upload]  # one that stays in doubt tells of all
+        others = (earlier for earlier in self.sent if earlier != upload)
+        self.uploaded, self.sent = True, (*others, *tries[:1], upload)[-SENT_KEPT:]
 
     def arrived_locked(self, generation: int, stored_ns: int | None, at: float) -> None:
         """Note the store's answer to that, at `at` (monotonic seconds). The caller holds `lock`.
 
-        Uploads of other generations that were never answered may still be stored, over this one.
+        It answers the last try. Those that were never answered may still be stored, over this one or over a later
+        version: also earlier tries of these bytes.
         """
-        answered = [replace(upload, answered=True) for upload in self.sent if upload.generation == generation]
-        if answered:  # else it has another name now
-            others = (upload for upload in self.sent if upload.generation != generation and not upload.answered)
-            self.sent, self.stored_ns, self.stored_at = (*others, *answered), stored_ns, at
+        tries = [upload for upload in self.sent if upload.generation == generation]
+        if tries:  # else it has another name now
+            doubted = list(self.sent)
+            doubted.remove(tries[-1])
+            others = (upload for upload in doubted if not upload.answered)
+            self.sent, self.stored_ns, self.stored_at = (*others, replace(tries[-1], answered=True)), stored_ns, at
 
     def settle_sent_locked(self) -> None:
-        """The next upload ends all doubt: by then, none of others will arrive. The caller holds `lock`."""
-        self.sent = tuple(replace(upload, generation=self.generation) for upload in self.sent)
+        """End all doubt: those that were never answered have come by now, or never will. The caller holds `lock`."""
+        self.sent = tuple(replace(upload, generation=self.generation, answered=True) for upload in self.sent)
 
     def transition_locked(self, event: str) -> None:
         """Take a step of TRANSITIONS; any other is a bug. The caller holds `lock`."""

@@ -44,7 +44,8 @@ def inode_is_settled(inode: Inode, entry: Entry | None, asked_at: float) -> bool
             return False
         if entry is None or entry.is_dir:  # not listed yet, or lost: the last copy is the one here
             return False
-        if _may_still_arrive(inode) and (not is_late(inode, asked_at) or _may_be_earlier(inode, entry)):
+        in_doubt = _may_still_arrive(inode) and not _is_of_others(inode, entry)
+        if in_doubt and (not is_late(inode, asked_at) or _may_be_earlier(inode, entry)):
             return False
         if inode.entry is not None and entry.fingerprint == inode.entry.fingerprint:
             # the version before ours; or ours, if it looks the same: stored in the same second, with the same size
@@ -82,16 +83,21 @@ def is_late(inode: Inode, asked_at: float) -> bool:
 
 
 def _may_still_arrive(inode: Inode) -> bool:
-    """Whether an upload of another generation had no answer: it may be stored over the last one."""
-    return any(upload.generation != inode.generation and not upload.answered for upload in inode.sent)
+    """Whether a try to upload had no answer: it may be stored over the last upload, or over the next one."""
+    return any(not upload.answered for upload in inode.sent)
 
 
 def _may_be_earlier(inode: Inode, entry: Entry) -> bool:
-    """Whether an entry may be such an upload."""
+    """Whether an entry may be such a try, with other bytes than the last upload."""
     return any(
         upload.generation != inode.generation and not upload.answered and upload.size == entry.size
         for upload in inode.sent
     )
+
+
+def _is_of_others(inode: Inode, entry: Entry) -> bool:
+    """Whether an entry is certainly no upload of ours: it is later than the last, and no try had its size."""
+    return entry.sized and is_newer(inode, entry) and all(upload.size != entry.size for upload in inode.sent)
 
 
 def is_foreign_locked(inode: Inode, entry: Entry) -> bool:
@@ -106,11 +112,11 @@ def is_foreign_locked(inode: Inode, entry: Entry) -> bool:
     if not inode.uploaded:
         return True
     # an upload of ours may be listed by now, even if its answer was lost, and with a late time
+    if inode.stored_ns is not None:
+        return _is_of_others(inode, entry)
     if not entry.sized or any(upload.size == entry.size for upload in inode.sent):
         return False
-    if inode.stored_ns is None:
-        return bool(inode.sent) and not any(upload.answered for upload in inode.sent)
-    return is_newer(inode, entry)
+    return bool(inode.sent) and not any(upload.answered for upload in inode.sent)
 
 
 def is_later(base: Entry, entry: Entry) -> bool:

@@ -10,7 +10,7 @@ import pytest
 
 from cloudsimfs.sandbox import Sandbox
 from cloudsimfs.vfs.evidence import LATE_UPLOADS
-from harness import wait_until
+from harness import put_by_others, wait_until
 from world import Ticking, World
 
 FIRST = b"the first version"
@@ -59,6 +59,51 @@ def test_an_upload_without_an_answer_that_arrives_after_the_next(
         look(world, LATE_UPLOADS + 1)
         assert world.read("f") == second
     assert box.files() == {"f": second}
+    assert not world.files.journal.files(), "it is settled"
+
+
+@pytest.mark.parametrize("second", [b"the second, longer version", b"the other version"])
+@pytest.mark.parametrize("status", [0, 500])
+@pytest.mark.parametrize("seen", ["never", "after the first", "after both"])
+def test_a_try_without_an_answer_that_arrives_long_after_its_repetition(
+    box: Sandbox, world: World, second: bytes, status: int, seen: str
+) -> None:
+    """The same bytes were sent again, and stored. The first try is late enough to come over the next version."""
+    fault = box.faults.add("object-put", "late", times=1, status=status)
+    world.tree.readdir("")
+    world.write("f", FIRST)
+    wait_until(lambda: fault.fired and box.files() == {"f": FIRST}, "it was sent twice, and is stored")
+    world.rest()
+    if seen == "after the first":
+        look(world, 1)
+    box.advance(10)
+    world.write("f", second)
+    world.files.writeback.drain()
+    assert box.files() == {"f": second}
+    if seen == "after both":
+        look(world, 1)
+    box.advance(10)
+    box.faults.clear()
+    wait_until(lambda: box.files() == {"f": FIRST}, "the first try arrives")
+    look(world, 1)
+    assert world.read("f") == second
+    for _ in range(2):
+        look(world, LATE_UPLOADS + 1)
+        assert world.read("f") == second
+    assert box.files() == {"f": second}
+    assert not world.files.journal.files(), "it is settled"
+
+
+def test_what_others_store_after_an_upload_in_doubt_is_shown(box: Sandbox, world: World) -> None:
+    """It is newer than what was stored, and no try had its size."""
+    fault = box.faults.add("object-put", "late", times=1)
+    world.tree.readdir("")
+    world.write("f", FIRST)
+    wait_until(lambda: fault.fired and box.files() == {"f": FIRST}, "it was sent twice, and is stored")
+    world.rest()
+    put_by_others(box, "f", b"of others")
+    look(world, 1)
+    assert world.read("f") == b"of others"
     assert not world.files.journal.files(), "it is settled"
 
 

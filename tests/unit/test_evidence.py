@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from cloudsimfs.inode import Base, Inode, LocalAttr, Sent, Tombstone, WriteState
+from cloudsimfs.inode import SENT_KEPT, Base, Inode, LocalAttr, Sent, Tombstone, WriteState
 from cloudsimfs.service.model import Entry
 from cloudsimfs.vfs.evidence import (
     LATE_DELETES,
@@ -189,3 +189,21 @@ def test_what_others_have_stored(
     stored_ns = None if stored_s is None else stored_s * 10**9
     inode.rebase_locked(Base(base, sent is not None, stored_ns, sent or ()))
     assert is_foreign_locked(inode, listed) is foreign
+
+
+def test_tries_that_stay_in_doubt() -> None:
+    """Of one version one is enough to know. There may be many versions, of which the last ones are known."""
+    inode = Inode("d/f", is_dir=False, entry=None, attr=LocalAttr(1))
+    for version in range(2 * SENT_KEPT):
+        inode.generation = version
+        for _ in range(3):
+            inode.may_arrive_locked(version)
+    assert len(inode.sent) <= SENT_KEPT
+    inode.rebase_locked(Base())
+    for _ in range(3):
+        inode.may_arrive_locked(5)
+    inode.arrived_locked(inode.generation, 0, NOW)
+    assert list(inode.sent) == [Sent(inode.generation, 5), Sent(inode.generation, 5, answered=True)]
+    inode.may_arrive_locked(5)
+    inode.arrived_locked(inode.generation, 0, NOW)
+    assert len(inode.sent) == 2, "the same bytes, sent once more"
