@@ -22,7 +22,17 @@ from cloudsimfs.datacache.ancestry import Ancestry
 from cloudsimfs.datacache.rangelog import RangeLog
 from cloudsimfs.datacache.sparsefile import SparseFile
 from cloudsimfs.datacache.state import ContentState
-from cloudsimfs.errors import BadHandle, Cancelled, CloudsimfsError, NoSpace, ServiceError, Stale, VersionChanged
+from cloudsimfs.errors import (
+    BadHandle,
+    Cancelled,
+    CloudsimfsError,
+    Missing,
+    NoSpace,
+    Refused,
+    ServiceError,
+    Stale,
+    VersionChanged,
+)
 from cloudsimfs.host.disk import WRITE_SLICE
 from cloudsimfs.prefetch.fetcher import CacheSpace, Fetcher, Waiter
 from cloudsimfs.prefetch.ranges import RangeSet
@@ -269,7 +279,11 @@ class Content:
         return count
 
     def complete(self, interrupted: Interrupted = never) -> None:
-        """Fetch all that is missing, before an upload or before the version disappears. Raises as `read_into`."""
+        """Fetch all that is missing, before an upload or before the version disappears.
+
+        Raises as `read_into`. A refusal is raised as Missing: v2 refuses an unknown id without a reason
+        (docs/service.md, "Envelopes").
+        """
         while True:
             with self.lock:
                 remote_end = self._file.remote_end_locked()
@@ -280,7 +294,10 @@ class Content:
                 window = Window(start, min(remote_end, start + MAX_AHEAD), MAX_PIECE)
                 waiter = self._want_locked(self._fetcher, start, end, window)
             if waiter is not None:
-                self._fetcher.wait(waiter, interrupted)
+                try:
+                    self._fetcher.wait(waiter, interrupted)
+                except Refused as error:
+                    raise Missing(str(error)) from error
 
     def blocks(self, still_wanted: Callable[[], bool]) -> Iterator[bytes]:
         """The whole file for an upload. Raises Cancelled as soon as `still_wanted` returns False.

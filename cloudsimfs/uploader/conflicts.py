@@ -120,7 +120,9 @@ class Conflicts:
             tree.attributes.forget(path)
             tree.writeback.cancel(inode)
             tombstones.spare(tree, inode, source.entry.path)
-        self._refusals.add(inode, f"/{path}: it was replaced on the service; what was changed here is kept")
+        self._refusals.add(
+            inode, f"/{path}: it was replaced on the service, or removed; what was changed here is kept"
+        )
         tree.refresh(path)
         self._on_conflict(paths.parent(path), {paths.name(path)})
         return True

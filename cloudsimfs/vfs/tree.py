@@ -346,7 +346,10 @@ class Tree:
 
     def lists_still(self, entry: Entry) -> bool:
         """Whether a listing that is asked for now shows exactly this version. Raises the ServiceError of the call."""
-        listed = self.dcache.entry(entry.path, since=self.monotonic())
+        try:
+            listed = self.dcache.entry(entry.path, since=self.monotonic())
+        except NotDirectory:
+            return False
         return listed is not None and listed.fingerprint == entry.fingerprint
 
     def stored(self, inode: Inode) -> None:

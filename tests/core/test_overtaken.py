@@ -7,18 +7,21 @@ listing of the folder, an ordinary one nothing.
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
 import pytest
 
-from cloudsimfs.errors import TryAgain
+from cloudsimfs.errors import NotDirectory, NotFound, TryAgain
 from cloudsimfs.sandbox import Sandbox
 from harness import conflict_copies, put_by_others, wait_until
 from world import Ticking, World
 
 MINE, THEIRS = b"mine", b"what others have stored"
+BEFORE = b"as it was, and not fetched yet"
 LISTINGS = ("list", "list-all", "view")
 
 
@@ -232,6 +235,88 @@ def test_others_replace_a_file_while_nothing_is_mounted(box: Sandbox, worlds: Ca
     check_both_are_kept(worlds(), "d/f")
     assert box.files()["d/g"] == MINE
     assert listings(box) == 1
+
+
+# -- when the bytes that were not changed here are gone -----------------------------------------------------------
+
+
+def append(world: World) -> str:
+    fh = world.files.handles.open("d/f", os.O_WRONLY)
+    world.files.handles.write(fh, MINE, len(BEFORE))
+    world.files.handles.flush(fh)
+    world.files.handles.release(fh)
+    return "d/f"
+
+
+def rename(world: World) -> str:
+    world.files.rename("d/f", "g")
+    return "g"
+
+
+def rename_folder(world: World) -> str:
+    world.files.rename("d", "e")
+    return "e/f"
+
+
+def replace(box: Sandbox) -> None:
+    put_by_others(box, "d/f", THEIRS)
+
+
+def remove(box: Sandbox) -> None:
+    box.remove("d/f")
+
+
+def remove_folder(box: Sandbox) -> None:
+    box.remove("d")
+
+
+def make_a_file_of_the_folder(box: Sandbox) -> None:
+    box.remove("d")
+    put_by_others(box, "d", THEIRS)
+
+
+@pytest.mark.parametrize("change", [append, rename, rename_folder])
+@pytest.mark.parametrize("others", [replace, remove, remove_folder, make_a_file_of_the_folder])
+@pytest.mark.parametrize("seen", [False, True])
+def test_a_file_whose_unchanged_bytes_are_gone(
+    box: Sandbox,
+    world: World,
+    change: Callable[[World], str],
+    others: Callable[[Sandbox], None],
+    seen: bool,
+) -> None:
+    """Nobody can store it any more. It ends: what is here is a draft, `flush` says so, and theirs stays.
+
+    If theirs is seen before the upload, ours is a conflict copy that cannot be stored either.
+    """
+    box.populate({"d/f": BEFORE, "kept": b"kept"})
+    world.tree.readdir("")
+    world.tree.readdir("d")
+    fault = box.faults.add("object-get", "status", status=503)
+    name = change(world)
+    wait_until(lambda: fault.fired, "the rest is asked for")
+    others(box)
+    if seen:
+        with contextlib.suppress(NotFound, NotDirectory):
+            see(world, "d")
+    theirs = box.files()
+    box.faults.clear()
+
+    def has_ended() -> bool:
+        world.clock.advance(10)
+        world.rest()
+        return not world.files.writeback.pending()
+
+    wait_until(has_ended, "it is given up", timeout=10)
+    assert box.files() == theirs
+    (draft,) = world.files.journal.drafts()
+    assert draft.path.partition(".conflict-")[0] == name
+    assert draft.bytes.size == len(BEFORE) + (len(MINE) if change is append else 0)
+    (reason,) = world.files.writeback.refusals.all()
+    assert draft.path in reason
+    with pytest.raises(TryAgain, match=re.escape(draft.path)):
+        world.files.writeback.drain()
+    assert not world.files.journal.files()
 
 
 # -- without trouble -----------------------------------------------------------------------------------------------
