@@ -283,6 +283,9 @@ class Tombstone:
         self.is_dir = is_dir
         # Monotonic seconds. Only a listing asked for later shows what is stored, and what a removed folder holds.
         self.since: float | None = None
+        # Monotonic seconds: the replay, or the last attempt. Only a listing asked for later tells what others have
+        # stored under the name since.
+        self.look_after = -math.inf
         self.after: set[Inode] = set()  # guarded by WorkQueue.lock
         self.below: list[Entry] = []
         self.done = False  # guarded by WorkQueue.lock; the service has acknowledged the delete

@@ -3,7 +3,8 @@
   * the deletes of a burst of removals wait until it is over: those of a whole folder may have become one by then;
   * an upload that is not listed yet is looked for again, at growing intervals (v1). So is what is listed although the
     service says that it has no such entry;
-  * a file that others have stored under the name since it was removed is not deleted;
+  * a file that others have stored under the name since it was removed is not deleted. The listing at hand tells, but
+    not after an attempt that failed, nor in the next mount: then the folder is listed again;
   * a folder is deleted as one only if a listing asked for after it was removed shows nothing of others in it.
     Else its files are deleted one by one, and it goes by itself (docs/service.md, "Behaviour");
   * a delete that was refused is tried again, minutes apart. In the end it is given up, and the name is shown again.
@@ -56,6 +57,12 @@ class Deleter:
         tombstone: Tombstone = job.item
         if self._deletes.postpone(job):
             return
+        try:
+            self._attempt(job, tombstone)
+        finally:
+            tombstone.look_after = self._clock.monotonic()  # if it is tried again, others may have stored something
+
+    def _attempt(self, job: Job, tombstone: Tombstone) -> None:
         entries = self._what_to_delete(tombstone)
         for entry in entries:
             self._dependents.complete(entry.path, lists_still=self._tree.lists_still, folder=entry.is_dir)
@@ -118,7 +125,7 @@ class Deleter:
         """The entries to delete, so that the name is gone on the service, too."""
         has_id = tombstone.entry is not None and tombstone.entry.id
         if has_id and not tombstone.is_dir and tombstone.entry is not None:
-            return [] if tombstones.was_replaced(self._dcache, tombstone.entry) else [tombstone.entry]
+            return self._not_replaced(tombstone, [tombstone.entry])
         # The service has an upload, or may have: it may have been stored before it was called off. Look.
         self._view_cache.invalidate()
         started = self._clock.monotonic() if tombstone.since is None else tombstone.since
@@ -151,7 +158,12 @@ class Deleter:
         listed = (
             entry if entry.id else self._find_removed(entry.path, since, is_dir=False) for entry in tombstone.below
         )
-        return [entry for entry in listed if entry is not None and not tombstones.was_replaced(self._dcache, entry)]
+        return self._not_replaced(tombstone, [entry for entry in listed if entry is not None])
+
+    def _not_replaced(self, tombstone: Tombstone, entries: list[Entry]) -> list[Entry]:
+        """Those that others have not replaced, by a listing from after the last trouble: one call for each folder."""
+        since = tombstone.look_after
+        return [entry for entry in entries if not tombstones.was_replaced(self._dcache, entry, since)]
 
     def _find_removed(self, path: str, since: float | None, *, is_dir: bool) -> Entry | None:
         """The entry under a removed name, unless a folder has taken a file's name, or the other way round."""

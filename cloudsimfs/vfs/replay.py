@@ -145,6 +145,7 @@ def _replay_tombstone(tree: Tree, row: TombstoneRow, inodes: dict[int, Inode]) -
         return
     tombstone = Tombstone(row.path, row.entry, is_dir=row.is_dir)
     tombstone.below = list(row.below)
+    tombstone.look_after = tree.born_at
     if row.done:
         tombstone.finish(tree.monotonic())
     if made_anew is None:

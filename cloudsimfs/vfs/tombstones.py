@@ -243,9 +243,12 @@ def in_the_way(tree: Tree, path: str) -> list[Tombstone]:
         return [tombstone for tombstone in removed if not (tombstone.done or tombstone.looks)]
 
 
-def was_replaced(dcache: DCache, entry: Entry) -> bool:
-    """Whether the listing at hand shows that others have stored a later file in place of a removed one."""
-    listing = dcache.at_hand(entry.dirname)
+def was_replaced(dcache: DCache, entry: Entry, since: float) -> bool:
+    """Whether the listing at hand shows that others have stored a later file in place of a removed one.
+
+    It was asked for after `since` (monotonic seconds). Raises the ServiceError of a call that this needs.
+    """
+    listing = dcache.at_hand(entry.dirname, since=since)
     listed = None if listing is None else dcache.named(listing, entry.path)
     if listed is None or listed.is_dir or not is_later(entry, listed):
         return False

@@ -12,7 +12,7 @@ from cloudsimfs.errors import TryAgain
 from cloudsimfs.sandbox import Sandbox
 from cloudsimfs.vfs.evidence import LATE_DELETES
 from cloudsimfs.writeback.deletes import LATE_LOOKS
-from harness import wait_until
+from harness import put_by_others, wait_until
 from world import TTL, Ticking, World
 
 HELD = 3.0  # seconds; longer than a delete is held back
@@ -128,6 +128,45 @@ def test_a_404_for_what_others_have_deleted_costs_one_look_for_all(box: Sandbox,
     assert not world.files.writeback.pending()
     assert counts["delete"] >= 5
     assert counts["list"] + counts["list-all"] <= 2, counts
+
+
+@pytest.mark.parametrize("trouble", ["failed", "unmounted"])
+def test_others_replace_a_removed_file_before_its_delete_is_repeated(
+    box: Sandbox, tmp_path: Path, api: Literal["v1", "v2"], trouble: str
+) -> None:
+    """Nobody has looked since: the folder is listed again, once for all of its files."""
+    files = {f"d/{number}": b"as it was" for number in range(10)}
+    box.populate({**files, "d/kept": b"kept"})
+    clock = Ticking()
+    world = World(box, tmp_path / "cache", api, clock)
+    try:
+        assert (names(world), len(names(world, "d"))) == (["d"], 11)
+        for path in files:
+            world.files.unlink(path)
+        if trouble == "failed":
+            box.faults.add("delete", "status", status=503)
+            clock.advance(HELD)
+            world.rest()
+            box.faults.clear()
+    finally:
+        if trouble == "unmounted":
+            world.close()
+    put_by_others(box, "d/3", b"what others have stored")
+    if trouble == "unmounted":
+        world = World(box, tmp_path / "cache", api, clock)
+    try:
+        box.calls.reset()
+        for _ in range(5):
+            clock.advance(10.0)
+            world.rest()
+        assert not world.files.writeback.pending()
+        assert box.files() == {"d/3": b"what others have stored", "d/kept": b"kept"}
+        listings = [call for call in box.calls.entries() if call.operation in ("list", "list-all", "view")]
+        assert sum("/desc/" not in call.path for call in listings) == 1
+        clock.advance(TTL + 1)
+        assert names(world, "d") == ["3", "kept"]
+    finally:
+        world.close()
 
 
 def test_a_delete_that_comes_before_the_upload_of_what_was_moved_there_loses_nothing(

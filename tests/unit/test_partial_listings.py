@@ -31,7 +31,7 @@ class OneListing:
     def listing(self, path: str, *, since: float | None = None) -> Listing:
         return self._listing
 
-    def at_hand(self, path: str) -> Listing | None:
+    def at_hand(self, path: str, *, since: float) -> Listing | None:
         return self._listing
 
     def named(self, listing: Listing, path: str) -> Entry | None:
@@ -48,4 +48,4 @@ def test_a_folder_is_deleted_as_one_on_a_complete_listing_only(complete: bool) -
 
 def test_a_later_file_that_a_listing_missed_is_not_deleted() -> None:
     later = replace(OURS, mtime_ns=10**18 + 10**11)
-    assert was_replaced(cast(DCache, OneListing(Listing({}, 1.0, complete=False), later)), OURS)
+    assert was_replaced(cast(DCache, OneListing(Listing({}, 1.0, complete=False), later)), OURS, 0.0)
