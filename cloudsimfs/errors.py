@@ -36,6 +36,7 @@
         |-- BadReply                EIO           an answer that fits no known shape
         |-- LinkExpired             EIO           a signed URL is no longer accepted
         |-- VersionChanged          ESTALE        the stored object is not the one asked for
+        |   `-- RangeRefused        ESTALE        it has no such bytes, so the store says: a listing tells
         |-- Cancelled               EINTR         a transfer or a wait was called off here
         `-- LaunchUnresolved        EAGAIN        the answer to a launch was lost: look for the run, never send again
 
@@ -121,7 +122,7 @@ class Stale(FsError):
 
 
 class Missing(Stale):
-    """The object of a version was not found. Only a listing tells whether the version is gone."""
+    """The object of a version was not found, or refused. Only a listing tells whether the version is gone."""
 
 
 class NoSpace(FsError):
@@ -204,6 +205,10 @@ class LinkExpired(ServiceError):
 
 
 class VersionChanged(ServiceError):
+    errno = errno.ESTALE
+
+
+class RangeRefused(VersionChanged):
     errno = errno.ESTALE
 
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from cloudsimfs.datacache.sparsefile import SparseFile
-from cloudsimfs.errors import Stale, VersionChanged
+from cloudsimfs.errors import Missing, NoSuchEntry, RangeRefused, Stale, VersionChanged
 from cloudsimfs.prefetch.fetcher import Fetcher, Flight
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Ancestry:
             fetcher.launch_locked(0, end, lambda flight: self._take_over(flight, newer, fetcher, older))
 
     def _take_over(self, flight: Flight, newer: SparseFile, fetcher: Fetcher, older: Content) -> None:
-        """Raises Stale if the newer version was replaced meanwhile, else a ServiceError or NoSpace."""
+        """Raises Stale if the newer version was replaced meanwhile, or Missing, else a ServiceError or NoSpace."""
         size = older.size
         if not older.has(0, size) or not is_worth_trying(size, newer.size):
             return
@@ -58,6 +58,8 @@ class Ancestry:
                     fetcher.arrive(flight, number * HASH_BLOCK, block)
                 self.proved = older.identity  # before the last bytes arrive: their reader may ask for it
             fetcher.arrive(flight, size, added)
+        except (NoSuchEntry, RangeRefused) as error:
+            raise Missing(str(error)) from error
         except VersionChanged as error:
             raise Stale(str(error)) from error
         finally:

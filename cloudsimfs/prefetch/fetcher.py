@@ -23,6 +23,7 @@ from cloudsimfs.errors import (
     CloudsimfsError,
     Missing,
     NoSuchEntry,
+    RangeRefused,
     ServiceError,
     Stale,
     TimedOut,
@@ -245,10 +246,10 @@ class Fetcher:
                     if position >= flight.end:
                         return
                     raise BadReply(f"/{self.source.entry.path}: the service sent less than it announced")
+            except (NoSuchEntry, RangeRefused) as error:
+                raise Missing(f"/{self.source.entry.path}: {error}") from error
             except VersionChanged as error:
                 raise Stale(f"/{self.source.entry.path}: {error}") from error
-            except NoSuchEntry as error:
-                raise Missing(f"/{self.source.entry.path}: {error}") from error
             except (BadReply, Unreachable, TimedOut) as error:
                 failures = failures + 1 if flight.position <= before else 1
                 # the client has already retried a request that could not even be opened

@@ -103,7 +103,7 @@ class Conflicts:
         Others have replaced it before all of its unchanged bytes were fetched, and nobody has these any more. What is
         here becomes a draft (`recovery`), the name shows what the service has, and `flush` fails until the user has
         dealt with it. If the file was renamed, its old name shows what others have stored there. That the object was
-        not found proves nothing while its version is listed. Raises the ServiceError of that listing.
+        not found, or refused, proves nothing while its version is listed. Raises the ServiceError of that listing.
         """
         tree, source = self._tree, None if inode.content is None else inode.content.source
         if isinstance(error, Missing) and source is not None and tree.lists_still(source.entry):

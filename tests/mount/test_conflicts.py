@@ -243,13 +243,13 @@ def test_a_refused_change_is_in_the_way_of_flush_until_it_is_dealt_with(
     assert not any(line.startswith("refused") for line in (m.path / ".cloudsimfs/status").read_text().splitlines())
 
 
-@pytest.mark.parametrize("size", [3_000, 6_000_000])
-def test_a_passing_404_takes_no_change_back(box: Sandbox, mount: MountFactory, size: int) -> None:
+@pytest.mark.parametrize(("size", "status"), [(3_000, 404), (6_000_000, 404), (3_000, 412), (3_000, 416)])
+def test_a_passing_refusal_takes_no_change_back(box: Sandbox, mount: MountFactory, size: int, status: int) -> None:
     """The object cannot be fetched for a while, but its version is listed: the change waits, and flush says so."""
     data = os.urandom(size)
     box.put("f", data)
     m = mount(write_back=0.2)
-    fault = box.faults.add("object-get", "status", status=404)
+    fault = box.faults.add("object-get", "status", status=status)
     with open(m.path / "f", "ab") as file:
         file.write(b"appended")
     wait_until(lambda: fault.fired >= 2, "it is tried again")
