@@ -34,6 +34,7 @@ from fuzzops import (
 GONE = [["error", name] for name in ("ENOTCONN", "ECONNABORTED")]
 NETWORK = ("EIO", "EHOSTUNREACH", "ETIMEDOUT", "EDQUOT", "EAGAIN")  # what a network that fails may be told as
 DRAFTS = 90  # the slot that makes drafts files again
+DEATH_BOUND = 3.0  # seconds from a write that a kill has cut short until the mount reads as dead
 RELEASE_BOUND = 5.0  # seconds until libfuse has let go of a closed file
 
 
@@ -89,8 +90,13 @@ class Pair:
             raise Mismatch(op, [*seen, *self.in_the_way], expected)
 
     def _died_halfway(self, op: Op, written: int) -> bool:
-        """Whether only a part was written, because the daemon is dead."""
-        return written < op[3] and self.mount.do(["stat", ""]) in GONE
+        """Whether only a part was written, because the daemon dies. The mount may live on for a moment."""
+        until = time.monotonic() + (DEATH_BOUND if written < op[3] else 0.0)
+        while time.monotonic() < until:
+            if self.mount.do(["stat", ""]) in GONE:
+                return True
+            time.sleep(0.01)
+        return False
 
     def close_all(self) -> None:
         for slot in list(self.local.open):
