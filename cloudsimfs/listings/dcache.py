@@ -1,4 +1,4 @@
-"""Listings of directories: the only module that asks the service for them.
+"""Listings of directories: the only module that decides when the service is asked for them.
 
 One listing answers every question about its directory, also about names that do not exist: one call per directory and
 TTL. Listings are kept (`listings.cache`) and served while the service cannot be asked, or takes long to answer
@@ -36,11 +36,12 @@ from cloudsimfs.errors import (
     Unreachable,
 )
 from cloudsimfs.listings.absent import as_folder, named
-from cloudsimfs.listings.cache import NEVER, Listing, ListingCache, by_folder, by_name
+from cloudsimfs.listings.asking import ask, holds_names
+from cloudsimfs.listings.cache import NEVER, Listing, ListingCache, by_folder
 from cloudsimfs.listings.store import ListingStore
 from cloudsimfs.listings.walks import Walks
 from cloudsimfs.service import Client
-from cloudsimfs.service.model import Entry, Listed
+from cloudsimfs.service.model import Entry
 
 log = logging.getLogger(__name__)
 
@@ -222,10 +223,11 @@ class DCache:
             if self._offline:
                 raise Unreachable("the mount is offline (--offline)")
             if self._wants_everything(path, since):
+                asked_at = self._clock.monotonic()
                 self._fetch_everything()
-                fresh = self._cache.fresh(path)
-                if fresh is not None:
-                    return fresh
+                listing = self._cache.fresh(path)
+                if listing is not None and listing.asked_at >= asked_at:
+                    return listing
             listing = self._fetch(path, since)
         except (NotFound, NotDirectory):
             self.forget(path)
@@ -268,25 +270,7 @@ class DCache:
             return self._list(path, as_folder(path, self.entry(path, since=asked_at)).id)
 
     def _list(self, path: str, entry_id: int) -> Listing:
-        """List a directory by its id. Raises ServiceError; a 404 as Refused, for it is no ENOENT by itself."""
-        asked_at = self._clock.monotonic()
-        try:
-            listed = self._client.list_directory(entry_id, path) if entry_id or not path else self._look_at(path)
-        except NoSuchEntry as error:
-            raise Refused(str(error)) from None
-        names = by_name(listed.entries)
-        if listed.complete:
-            return Listing(names, asked_at)
-        known = self.known(path) or Listing({}, NEVER)  # what is not shown to be gone stays
-        unseen = known.names.keys() - names.keys()
-        return Listing({**known.names, **names}, asked_at, complete=False, unseen=unseen)
-
-    def _look_at(self, path: str) -> Listed:
-        """List a directory whose id is not known: it appears only in the paths of its files."""
-        view = self._client.view(path)
-        if view is None or not (view.entry.id or view.children):
-            raise Refused(f"/{path}: files are listed in it, but it cannot be looked at")
-        return self._client.list_directory(view.entry.id, path) if view.entry.id else Listed(view.children or [])
+        return ask(self._client, path, entry_id, self.known(path), self._clock.monotonic())
 
     def look_into(self, folders: Set[str], *, since: float) -> None:
         """Fetch the listings of these folders in one call where that saves calls. `since` as for `listing`."""
@@ -349,4 +333,5 @@ class DCache:
         folders = by_folder(entries)
         self._walks.took_everything(self._clock.monotonic() - asked_at, len(entries))
         for path, names in folders.items():
-            self._put(path, Listing(names, asked_at))
+            if names or not holds_names(path, self.known(path)):  # else it is asked for by itself
+                self._put(path, Listing(names, asked_at))

@@ -63,12 +63,13 @@ class Pager:
           * The first and the last page of the folder share a name e. If x comes after e, the last page had it. If it
             comes before e, the first page had it. So there is no such x, and two calls are enough.
           * Otherwise pages are read on, until one shares a name e with the last page, or is empty. Then all pages
-            before that one are read again, and are the same, without a name twice. So all their entries were there
-            in the meantime. x is not in page 1, so it came after all of page 1, which was full. These entries, a
-            page full, still came before x when page 2 was read. So x was not on an earlier page than the second,
-            and since it was not on that one, it came after page 2, which was full. And so on to the page that ends
-            the pass: x came after it. If that page is empty, nothing did. If it shares e with the last page, x comes
-            after e, so the last page had it.
+            before that one are read again, and are the same, without a name twice. So all their entries were there in
+            the meantime. An empty page is read again, too: it has ended the pass although no name was shared. x is
+            not in page 1, so it came after all of page 1, which was full. These entries, a page full, still came
+            before x when page 2 was read. So x was not on an earlier page than the second, and since it was not on
+            that one, it came after page 2, which was full. And so on to the page that ends the pass: x came after it.
+            If that page is empty, nothing did. If it shares e with the last page, x comes after e, so the last page
+            had it.
 
         An entry that is the same (id, time, size) when it is read again is taken to have been there in between.
         """
@@ -89,7 +90,7 @@ class Pager:
                 raise BadReply(f"{label}: page {len(pages)} repeats the page before it")
             met = _meet(pages[-1], last)
         ids = [entry.id for part in pages[:-1] for entry in part.entries]
-        same = (page("asc", number) == part for number, part in enumerate(pages[:-1], 1))
+        same = (page("asc", number) == part for number, part in enumerate(pages[: -1 if met else None], 1))
         proven = len(set(ids)) == len(ids) and all(same)
         if proven and not met:
             self._mirrored = False  # the folder did not change, so the last page would have met one of these

@@ -628,3 +628,59 @@ def test_going_from_folder_to_folder_costs_three_calls(rigs: Callable[..., Rig],
 
     assert rig.calls(stroll) == 3
     assert len(box.calls.entries("list-all")) == 1
+
+
+# -- a folder that is empty at one stroke -------------------------------------------------------------------------
+
+
+def answers_empty(rig: Rig, times: int, *, path: str = "*") -> None:
+    for operation in ("list", "list-all"):
+        rig.box.faults.add(operation, "odd", variation=no_entry, times=times, path=path)
+
+
+def no_entry(answer: Any) -> Any:
+    return {"response": []} if isinstance(answer, dict) else []
+
+
+@pytest.mark.parametrize("path", ["", "d", "d/e"])
+@pytest.mark.parametrize("bulk", [False, True])
+def test_one_empty_answer_removes_no_name(rigs: Callable[..., Rig], box: Sandbox, path: str, bulk: bool) -> None:
+    """Of either call: that lists one folder, and that lists everything."""
+    box.populate(TREE)
+    rig = rigs(bulk=bulk)
+    before = {folder: rig.names(folder) for folder in ("", "d", "d/e")}
+    rig.clock.advance(TTL + ALL_ENTRIES_PAUSE)
+    assert rig.dcache.listing("", since=rig.clock.monotonic()).names
+    answers_empty(rig, 1)
+    assert sorted(rig.dcache.listing(path, since=rig.clock.monotonic()).names) == before[path]
+    assert {folder: rig.names(folder) for folder in before} == before
+
+
+def test_one_empty_answer_for_a_folder_that_is_listed_for_the_first_time(
+    rigs: Callable[..., Rig], box: Sandbox
+) -> None:
+    """The service has no empty folders, so one that is listed above has names."""
+    box.populate(TREE)
+    rig = rigs(bulk=False)
+    rig.names("")
+    answers_empty(rig, 1)
+    assert rig.names("d") == ["e", "x"]
+
+
+def test_everything_is_empty_only_if_the_root_says_so_too(rigs: Callable[..., Rig], box: Sandbox) -> None:
+    box.populate(TREE)
+    rig = rigs(bulk=True)
+    for folder in ("", "d", "d/e", "other"):
+        rig.names(folder)
+    rig.clock.advance(TTL + ALL_ENTRIES_PAUSE)
+    for path in list(box.paths()):
+        box.remove(path)
+    assert rig.calls(lambda: rig.names("")) <= 3
+    assert rig.names("") == []
+    rig.clock.advance(TTL + 1)
+    assert rig.calls(lambda: rig.names("")) == 1, "what was empty is believed to be empty"
+
+
+def test_a_root_with_nothing_in_it_costs_one_call(rigs: Callable[..., Rig]) -> None:
+    rig = rigs(bulk=False)
+    assert rig.calls(lambda: rig.names("")) == 1

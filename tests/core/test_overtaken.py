@@ -333,3 +333,27 @@ def test_a_look_costs_nothing_without_trouble(box: Sandbox, world: World) -> Non
         world.write(f"{number}/new", MINE)
         world.files.writeback.drain()
     assert listings(box) == 0
+
+
+@pytest.mark.parametrize("folder", ["", "d/"])
+def test_others_replace_a_file_and_its_folder_is_listed_as_empty_once(
+    box: Sandbox, world: World, folder: str
+) -> None:
+    path, other = f"{folder}f", f"{folder}other"
+    box.populate({path: b"as it was", other: b"other"})
+    see(world)
+    see(world, folder.strip("/"))
+    refused = box.faults.add("object-put", "status", status=503)
+    world.write(path, MINE)
+    wait_until(lambda: refused.fired, "an upload fails")
+    world.rest()
+    put_by_others(box, path, THEIRS)
+    empty = [box.faults.add(operation, "odd", variation=no_entry, times=1) for operation in ("list", "list-all")]
+    box.faults.remove(refused)
+    check_both_are_kept(world, path)
+    assert any(fault.fired for fault in empty)
+    assert world.size(other) == len(b"other")
+
+
+def no_entry(answer: object) -> object:
+    return {"response": []} if isinstance(answer, dict) else []

@@ -145,6 +145,26 @@ def test_a_folder_that_never_rests_is_not_complete() -> None:
     assert folder.calls <= PASSES * 20
 
 
+@pytest.mark.parametrize("mirrored", [True, False])
+@pytest.mark.parametrize("count", [5, 6, 10, 15, 23, 25])
+@pytest.mark.parametrize("call", range(1, 16))
+def test_one_page_that_comes_empty_loses_no_name(count: int, call: int, mirrored: bool) -> None:
+    """But the first one: of that, `listings.asking` asks again if the folder is known to hold names."""
+    folder, pager = Folder(count, 5), Pager()
+    if not mirrored:
+        folder.reverse = lambda entries: entries
+        folder.listed(pager)
+        folder.calls = 0
+
+    def page(order: Order, number: int) -> Page:
+        sent = folder.page(order, number)
+        return Page(0, []) if folder.calls == call + 1 else sent
+
+    listed = pager.list_folder("GET", page)
+    assert listed.complete
+    assert len(listed.entries) == count
+
+
 # -- services that sort in another way ------------------------------------------------------------------------
 
 
