@@ -149,8 +149,8 @@ class Pair:
                 return False
             if names and not all(name.startswith(HIDDEN) for name in names):
                 return False
-            if names and (self.shared or any(os.fstat(fd).st_nlink == 0 for fd in self.local.open.values())):
-                return True
+            if self.shared or any(os.fstat(fd).st_nlink == 0 for fd in self.local.open.values()):
+                return True  # the mount does not list them
             if self.mount.do(op)[0] == "ok":
                 self.local.do(op)
                 return True
