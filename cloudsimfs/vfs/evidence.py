@@ -33,6 +33,14 @@ def tombstone_is_settled(tombstone: Tombstone, entry: Entry | None, asked_at: fl
     return removed.id != 0 and entry.fingerprint != removed.fingerprint  # a new file of others
 
 
+def is_what_was_removed(tombstone: Tombstone, entry: Entry) -> bool:
+    """Whether an entry is the very one that the service should have deleted."""
+    removed = tombstone.entry
+    if removed is None or not removed.id or entry.is_dir != removed.is_dir:
+        return False
+    return entry.id == removed.id if entry.is_dir else entry.fingerprint == removed.fingerprint
+
+
 def inode_is_settled(inode: Inode, entry: Entry | None, asked_at: float) -> bool:
     """Whether a listing that shows `entry` under the inode's name is now the truth."""
     with inode.lock:

@@ -14,7 +14,7 @@ from cloudsimfs.inode import Base, Inode, Tombstone, WriteState
 from cloudsimfs.journal.journal import Journal
 from cloudsimfs.service.model import Entry
 from cloudsimfs.vfs.attributes import Attributes
-from cloudsimfs.vfs.evidence import is_late, is_ours
+from cloudsimfs.vfs.evidence import is_late, is_ours, is_what_was_removed
 from cloudsimfs.vfs.overlay import Item, Overlay, Verdict
 from cloudsimfs.writeback.uploads import Writeback
 
@@ -33,6 +33,7 @@ class Settlement:
         journal: Journal,
         clock: Clock,
     ) -> None:
+        self._deletes = writeback.deletes
         self._overlay = overlay
         self._attributes = attributes
         self._datacache = datacache
@@ -55,6 +56,8 @@ class Settlement:
                 self._forget_below(item.path)
         if isinstance(item, Tombstone):
             self._journal.drop_tombstone(item.path)
+            if entry is not None and is_what_was_removed(item, entry):
+                self._deletes.was_not_done(item)
             return
         if item.is_dir:
             self._journal.drop_folder(item.path)

@@ -3,7 +3,7 @@
   * a delete is held back, so that the deletes of a whole folder can become one;
   * the delete of a renamed file waits until the file is stored under its new name (`Tombstone.after`);
   * what listings may show late, or hide late, is looked for again, at growing intervals;
-  * a delete that the service keeps refusing is given up in the end.
+  * a delete that the service keeps refusing is given up in the end; so is one that it says is done, but is not.
 
 What one delete does is in `uploader.delete`.
 
@@ -14,6 +14,7 @@ It comes after Inode.lock and before Journal.lock; callers may hold an inode's l
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 
 from cloudsimfs import paths
@@ -22,6 +23,8 @@ from cloudsimfs.inode import Inode, Tombstone
 from cloudsimfs.journal.journal import Journal
 from cloudsimfs.journal.rows import TombstoneRow
 from cloudsimfs.writeback.queue import Job, WorkQueue
+
+log = logging.getLogger(__name__)
 
 DELETE_DELAY = 2.0  # seconds a delete is held back
 # Seconds between two looks for an upload that was removed and is not listed yet (v1), or for an entry that is listed
@@ -178,7 +181,14 @@ class PendingDeletes:
             self._given_up[tombstone.path] = reason
             return True
 
+    def was_not_done(self, tombstone: Tombstone) -> None:
+        """Tell that the service lists for good what it has acknowledged to have deleted."""
+        reason = "it said that it was deleted, but lists it still"
+        log.error("/%s is shown again, since the service does not delete it: %s", tombstone.path, reason)
+        with self._queue.lock:
+            self._given_up[tombstone.path] = reason
+
     def given_up(self) -> dict[str, str]:
-        """Why the service refused the deletes that were given up, by path. These names are shown again."""
+        """Why deletes were given up, by path. These names are shown again."""
         with self._queue.lock:
             return dict(self._given_up)

@@ -108,11 +108,38 @@ def test_a_delete_that_is_never_done_is_given_up(box: Sandbox, world: World, kin
 
 
 @pytest.mark.parametrize("kind", ["file", "folder"])
-def test_what_is_still_listed_a_minute_after_its_delete_is_shown(box: Sandbox, world: World, kind: str) -> None:
+def test_what_is_still_listed_a_minute_after_its_delete_is_shown_and_told(
+    box: Sandbox, world: World, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
     wrongly_answered(box, world, kind, status=200, body="true")
+    assert not world.files.writeback.deletes.given_up()
+    for _ in range(2):
+        world.clock.advance(LATE_DELETES + TTL)
+        assert names(world) == ["d", "f"]
+        assert (names(world, "d"), world.read("f")) == (["x"], b"f")
+    removed = "f" if kind == "file" else "d"
+    assert list(world.files.writeback.deletes.given_up()) == [removed]
+    assert len([line for line in caplog.messages if line.startswith(f"/{removed} ") and "shown again" in line]) == 1
+    box.faults.clear()
+    if kind == "file":
+        world.files.unlink("f")
+    else:
+        remove(world, "d", "x")
+    assert not world.files.writeback.deletes.given_up(), "it is asked for again"
+
+
+def test_what_others_store_again_under_a_removed_name_is_no_failed_delete(box: Sandbox, world: World) -> None:
+    box.populate({"f": b"f", "d/x": b"x", "kept": b"kept"})
+    assert (names(world), names(world, "d")) == (["d", "f", "kept"], ["x"])
+    world.files.unlink("f")
+    remove(world, "d", "x")
+    world.clock.advance(HELD)
+    world.rest()
+    box.advance(HELD)
+    box.populate({"f": b"f", "d/x": b"x"})
     world.clock.advance(LATE_DELETES + TTL)
-    assert names(world) == ["d", "f"]
-    assert (names(world, "d"), world.read("f")) == (["x"], b"f")
+    assert names(world) == ["d", "f", "kept"]
+    assert not world.files.writeback.deletes.given_up()
 
 
 def test_a_404_for_what_others_have_deleted_costs_one_look_for_all(box: Sandbox, world: World) -> None:
