@@ -106,6 +106,15 @@ class DCache:
         """The last listing of a directory, however old; makes no call."""
         return self._cache.find(path)
 
+    def absence(self, path: str) -> Listing:
+        """An empty listing of a directory that is not listed, as old as the one above that shows so; else NEVER."""
+        while path != paths.ROOT:
+            path, name = paths.split(path)
+            above = self.known(path)
+            if above is not None:
+                return Listing({}, above.asked_at if above.complete and name not in above.names else NEVER)
+        return Listing({}, NEVER)
+
     @property
     def bytes_known(self) -> int:
         """The size of all files in all listings."""

@@ -142,6 +142,11 @@ class Overlay:
                 verdicts += _judge_file(item, entry, asked_at)
         return verdicts
 
+    def lost(self, directory: str, asked_at: float) -> list[Verdict]:
+        """Which uploads the service has lost, if it did not even list their folder then (monotonic seconds)."""
+        files = [item for item in self.inside(directory).values() if isinstance(item, Inode) and not item.is_dir]
+        return [Verdict(file, None, damaged=True) for file in files if inode_is_damaged(file, None, asked_at)]
+
     def _gone_at(self, tombstone: Tombstone) -> float:
         """When the service had deleted the name and all below it, in monotonic seconds; inf: not yet."""
         inside = self.inside(tombstone.path).values()

@@ -110,14 +110,15 @@ class Tree:
             item = self.overlay.get(directory)
             if isinstance(item, Tombstone):
                 raise NotFound(f"/{directory}")
-            if isinstance(item, Inode) and item.is_dir and item.entry is None:
-                return Listing({}, 0.0)
+            only_here = isinstance(item, Inode) and item.is_dir and item.entry is None
+        if only_here:
+            return self._not_listed(directory)
         try:
             listing = self.dcache.listing(directory)
         except (NotFound, NotDirectory):
             if item is None and not self.overlay.implies(directory):
                 raise
-            return Listing({}, 0.0)  # made here; not listed yet, or still listed as a file that was removed here
+            return self._not_listed(directory)  # made here, or still listed as a file that was removed here
         except ServiceError:
             if not (isinstance(item, Inode) and item.is_dir and item.entry is not None and not item.entry.id):
                 raise
@@ -128,6 +129,14 @@ class Tree:
                 self._seen[directory] = listing.asked_at
                 for verdict in self.overlay.reconcile(directory, listing.names, listing.asked_at):
                     self._settlement.settle(verdict)
+        return listing
+
+    def _not_listed(self, directory: str) -> Listing:
+        """The listing of a folder that the service does not list. What was stored in it long ago is lost."""
+        listing = self.dcache.absence(directory)
+        with self.lock:
+            for verdict in self.overlay.lost(directory, listing.asked_at):
+                self._settlement.settle(verdict)
         return listing
 
     def whole_listing(self, directory: str) -> Listing:

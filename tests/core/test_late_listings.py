@@ -11,7 +11,7 @@ import pytest
 from cloudsimfs.sandbox import Sandbox
 from cloudsimfs.vfs.evidence import LATE_UPLOADS
 from harness import put_by_others, wait_until
-from world import Ticking, World
+from world import Ticking, World, parents
 
 FIRST = b"the first version"
 
@@ -122,6 +122,40 @@ def test_a_stored_file_that_no_listing_shows(box: Sandbox, world: World) -> None
         assert world.read("f") == FIRST
     assert box.calls.counts()["upload-url"] == 0
     assert [row.path for row in world.files.journal.files()] == ["f"]
+
+
+@pytest.mark.parametrize("made", ["here", "by others", "above here"])
+def test_a_stored_file_whose_folder_no_listing_shows(box: Sandbox, world: World, made: str) -> None:
+    """As above. No folder is listed, so only the listing of the folder above can tell."""
+    folder = "d/s" if made == "above here" else "d"
+    if made == "by others":
+        box.populate({"d/other": b"of others"})
+        look(world, 1)
+        world.tree.readdir("d")
+    world.tree.readdir("")
+    if made != "by others":
+        for path in (*reversed(parents(folder)), folder):
+            world.files.mkdir(path, 0o755)
+    world.write(f"{folder}/f", FIRST)
+    world.files.writeback.drain()
+    for path in list(box.paths()):
+        box.remove(path)
+    look(world, 60)
+    world.tree.readdir(folder)
+    world.rest()
+    assert box.paths() == [], "it may be listed late"
+    look(world, LATE_UPLOADS + 1)
+    world.tree.readdir(folder)
+    world.rest()
+    assert box.files() == {f"{folder}/f": FIRST}
+    look(world, 60)
+    world.tree.readdir(folder)
+    assert world.read(f"{folder}/f") == FIRST
+    for _ in range(2):
+        look(world, 60)
+        world.tree.readdir(folder)
+        world.rest()
+    assert not world.files.journal.files(), "it is settled"
 
 
 @pytest.mark.parametrize("before", [None, b"as it was", b"as it was before ."])
