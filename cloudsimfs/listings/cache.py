@@ -143,7 +143,10 @@ class ListingCache:
     # -- keeping -----------------------------------------------------------------------------------------
 
     def put(self, path: str, listing: Listing) -> set[str]:
-        """Keep a listing, on disk too if complete. Return the names that are new, gone, or of another version."""
+        """Keep a listing, on disk too if complete. Return the names that are new, gone, or of another version.
+
+        What is known of a folder that is gone, or is another one by now, is forgotten.
+        """
         age = self._clock.monotonic() - listing.asked_at
         with self._lock:
             if self._invalidated.since(path, listing.asked_at):
@@ -159,7 +162,13 @@ class ListingCache:
             self._fresh[path] = listing
         if listing.complete:
             self._store.save(path, self._clock.now() - age, listing.names)
-        return set() if before is None else changed_names(before.names, listing.names)
+        if before is None:
+            return set()
+        changed = changed_names(before.names, listing.names)
+        for name in changed:
+            if is_another_folder(before.names.get(name), listing.names.get(name)):
+                self.forget(paths.join(path, name))
+        return changed
 
     def _keep_locked(self, path: str, listing: Listing) -> None:
         before = self._known.get(path)
@@ -262,6 +271,13 @@ def total_size(names: Mapping[str, Entry]) -> int:
 def changed_names(before: Mapping[str, Entry], after: Mapping[str, Entry]) -> set[str]:
     """Names that are new, gone, or of another version."""
     return {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+
+
+def is_another_folder(before: Entry | None, after: Entry | None) -> bool:
+    """Whether a folder that was listed is gone, or another one has its name. Some listings lack its id: 0."""
+    if before is None or not before.is_dir:
+        return False
+    return after is None or not after.is_dir or (0 not in (before.id, after.id) and before.id != after.id)
 
 
 def by_name(entries: Iterable[Entry]) -> dict[str, Entry]:

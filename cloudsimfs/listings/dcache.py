@@ -341,6 +341,6 @@ class DCache:
             return
         folders = by_folder(entries)
         self._walks.took_everything(self._clock.monotonic() - asked_at, len(entries))
-        for path, names in folders.items():
+        for path, names in sorted(folders.items()):  # a folder before what is in it, which it may have forgotten
             if names or not holds_names(path, self.known(path)):  # else it is asked for by itself
                 self._put(path, Listing(names, asked_at))

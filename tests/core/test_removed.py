@@ -297,3 +297,31 @@ def test_an_empty_folder_inside_a_removed_one_does_not_come_back(box: Sandbox, w
         world.tree.dcache.invalidate("")
         world.tree.dcache.invalidate("d")
         assert (names(world), names(world, "d")) == (["d"], [])
+
+
+@pytest.mark.parametrize("again", ["here", "by others"])
+def test_a_folder_that_is_gone_and_made_again_has_none_of_its_old_names(
+    box: Sandbox, world: World, again: str
+) -> None:
+    """Its files were deleted one by one, and nobody has listed it since."""
+    box.populate({"d/s/f": b"f", "d/g": b"g", "kept": b"kept"})
+    assert (names(world), names(world, "d"), names(world, "d/s")) == (["d", "kept"], ["g", "s"], ["f"])
+    world.files.unlink("d/s/f")
+    world.files.unlink("d/g")
+    world.clock.advance(HELD)
+    world.rest()
+    assert box.paths() == ["kept"]
+    world.files.rmdir("d/s")
+    world.files.rmdir("d")
+    world.tree.dcache.invalidate("")
+    assert names(world) == ["kept"]
+    if again == "here":
+        world.files.mkdir("d", 0o755)
+        world.write("d/new", b"new")
+        world.files.writeback.drain()
+    else:
+        box.populate({"d/new": b"new"})
+    for _ in range(2):
+        world.tree.dcache.invalidate("")
+        assert (names(world), names(world, "d")) == (["d", "kept"], ["new"])
+        world.rest()
