@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -130,6 +131,8 @@ class Pair:
             return False
         if seen[1] == "ENOTEMPTY":
             return self._holds_removed_files(op)
+        if seen[1] == "ESTALE":
+            return op[0] in SLOT and is_removed_folder(self.local.open[op[1]])
         if self.tolerant and seen[1] in NETWORK:
             self.failed += 1
             return True
@@ -274,6 +277,12 @@ def may_be_left(found: Node | None, closed: bytes | None, written: list[Node | N
     if found[0] != "f":
         return found in written
     return found[2] == closed or any(is_between(found[2], one, other) for one in datas for other in datas)
+
+
+def is_removed_folder(fd: int) -> bool:
+    """An open one, of which a mount says ESTALE (README, "Limits")."""
+    found = os.fstat(fd)
+    return stat.S_ISDIR(found.st_mode) and found.st_nlink == 0
 
 
 def is_stored(path: str, node: Node) -> bool:

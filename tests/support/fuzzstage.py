@@ -34,7 +34,7 @@ FIRST = ("a", "b", "c/a", "c/b", "c/c/a", "c/d/a", "d/c/a", "d/c/b", "d/a")  # m
 class Plan:
     """What a seed stands for. Times in seconds. The last members switch parts off.
 
-    Without `hours` and `others` the daemon has the machine's clock, and is a little faster.
+    Without `hours`, `others` and `lies` the daemon has the machine's clock, and is a little faster.
     """
 
     seed: int
@@ -100,7 +100,7 @@ class Stage:
         ahead = self.place / "ahead"
         self._ahead = Ahead(ahead)
         clock: dict[str, Any] = (
-            {"program": [str(MOVING), str(ahead), "cloudsimfs"]} if plan.hours or plan.others else {}
+            {"program": [str(MOVING), str(ahead), "cloudsimfs"]} if plan.hours or plan.others or plan.lies else {}
         )
         self.m = Mounted(self.box, self.place, api=plan.api, ttl=plan.ttl, write_back=plan.write_back, **clock)
         self.closed: set[str] = set()
@@ -184,6 +184,7 @@ class Stage:
         while pending := self.m.pending():  # the kernel tells a moment later that a removed file was closed
             if time.monotonic() > until:
                 raise Failed(f"still pending: {pending}")
+            self.act_late()  # what a delete has not found is looked for again, minutes apart
             time.sleep(0.05)
 
     def act_look_elsewhere(self) -> None:
