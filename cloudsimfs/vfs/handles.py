@@ -283,8 +283,7 @@ class Handles:
                 self._writeback.commit_locked(handle.inode, by=ANYBODY)
             content = handle.inode.content
         if content is not None:
-            self._fsyncer.closed(content)
-        self.sync()
+            self._fsyncer.sync_one(content)
         if self._fsync_remote:
             self._writeback.store(handle.inode, interrupted)
 
