@@ -80,6 +80,7 @@ class LaunchRow:
     known: frozenset[int]
     run: int | None
     refused: str | None = None
+    refused_at: float = 0.0  # wall seconds
 
 
 def unpack_version(text: str | None) -> tuple[int, int, int] | None:

@@ -66,7 +66,7 @@ def runs_of_account(
         images=Images(client, runs, store, ttl=ttl, clock=clock),
         options=options,
         commands=RunCommands(client, runs, watcher),
-        launcher=Launcher(client, runs, options, storage, book, store),
+        launcher=Launcher(client, runs, options, storage, book, store, clock=clock),
         poller=Poller(runs, client.budget, ttl=ttl, clock=clock),
         budget=client.budget,
     )

@@ -34,7 +34,8 @@ CREATE TABLE IF NOT EXISTS launch (
   token      TEXT,                         -- the `key=` it was asked for with; NULL: none
   known      TEXT NOT NULL,                -- JSON list of the runs there were before the POST
   run        INTEGER,                      -- the run it started; NULL: none that is known of
-  refused    TEXT                          -- the service's refusal; NULL: it started a run, or nobody knows yet
+  refused    TEXT,                         -- the service's refusal; NULL: it started a run, or nobody knows yet
+  refused_at REAL NOT NULL DEFAULT 0       -- when, in wall seconds
 );
 """
 
@@ -92,9 +93,9 @@ class LaunchBook:
                 MOST_UNNAMED,
             )
 
-    def refuse(self, row: LaunchRow, reason: str) -> None:
-        """The service said no. Before the same is sent again, the list of runs must show that it meant it."""
-        self._open().run("UPDATE launch SET refused = ? WHERE id = ?", reason, row.id)
+    def refuse(self, row: LaunchRow, reason: str, at: float) -> None:
+        """The service said no, `at` wall seconds. Before the same is sent again, the list of runs must confirm it."""
+        self._open().run("UPDATE launch SET refused = ?, refused_at = ? WHERE id = ?", reason, at, row.id)
 
     def drop(self, row: LaunchRow) -> None:
         """The launch started nothing."""
@@ -104,10 +105,10 @@ class LaunchBook:
         """All launches, the first first."""
         if not (self._directory / FILE).exists():
             return []
-        rows = self._open().rows("SELECT id, request, token, known, run, refused FROM launch ORDER BY id")
+        rows = self._open().rows("SELECT id, request, token, known, run, refused, refused_at FROM launch ORDER BY id")
         return [
-            LaunchRow(row, LaunchRequest(*json.loads(request)), token, frozenset(json.loads(known)), run, refused)
-            for row, request, token, known, run, refused in rows
+            LaunchRow(row, LaunchRequest(*json.loads(request)), token, frozenset(json.loads(known)), *outcome)
+            for row, request, token, known, *outcome in rows
         ]
 
     # -- from other places ----------------------------------------------------------------------------------
@@ -119,12 +120,13 @@ class LaunchBook:
             for row in rows:
                 values = (json.dumps(astuple(row.request)), row.token, row.run)
                 database.run(
-                    "INSERT INTO launch (request, token, known, run, refused) SELECT ?,?,?,?,? WHERE NOT EXISTS "
-                    "(SELECT 1 FROM launch WHERE request = ? AND token IS ? AND run IS ?)",
+                    "INSERT INTO launch (request, token, known, run, refused, refused_at) SELECT ?,?,?,?,?,? "
+                    "WHERE NOT EXISTS (SELECT 1 FROM launch WHERE request = ? AND token IS ? AND run IS ?)",
                     *values[:2],
                     json.dumps(sorted(row.known)),
                     row.run,
                     row.refused,
+                    row.refused_at,
                     *values,
                 )
         database.sync()

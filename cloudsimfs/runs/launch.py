@@ -16,12 +16,14 @@ import json
 import logging
 import re
 import shlex
+import threading
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
+from cloudsimfs.clock import Clock
 from cloudsimfs.errors import (
     Cancelled,
     CloudsimfsError,
@@ -45,6 +47,7 @@ FORBIDDEN = re.compile(r"[\s,()'$~\"#*?]")  # not allowed in a run's folder (doc
 REQUIRED = ("cpu", "ram", "script", "folder")
 SWITCHES = ("force", "yes", "dry-run")
 WORDS = (*REQUIRED, "nopre", "mesh", "key", *SWITCHES)
+DOUBT = 10.0  # seconds after a refusal for which a launch with a key waits: the run may be listed late
 RECENT = timedelta(days=1)  # an ended run that began longer ago is not taken for another machine's with this key
 EXAMPLE = "cpu=8 ram=highcore script=NAME folder=PATH"
 
@@ -86,6 +89,8 @@ class Launcher:
         storage: Storage,
         book: LaunchBook,
         store: RunStore,
+        *,
+        clock: Clock,
     ) -> None:
         self._client = client
         self._runs = runs
@@ -93,6 +98,8 @@ class Launcher:
         self._storage = storage
         self._book = book
         self._store = store
+        self._clock = clock
+        self._closed = threading.Event()
 
     def launch(self, command: str) -> int | None:
         """Start the run that the words ask for and return its id, once all files below its folder are stored.
@@ -140,6 +147,7 @@ class Launcher:
         )
 
     def close(self) -> None:
+        self._closed.set()
         self._book.close()
 
     # -- once --------------------------------------------------------------------------------------------
@@ -151,7 +159,7 @@ class Launcher:
         except (LaunchUnresolved, Cancelled) as error:
             return self._resolved(row, self._look_for(row, str(error)))
         except ServiceError as error:
-            self._book.refuse(row, str(error))
+            self._book.refuse(row, str(error), self._clock.now())
             raise
         if run_id in row.known:
             run_id = self._look_for(row, f"the service answered with the id of the older run {run_id}")
@@ -190,7 +198,10 @@ class Launcher:
             run_id = self._look_for(row, "an earlier launch of the same run got no answer")
         else:
             reason = f"an earlier launch of the same run was answered with an error ({row.refused})"
-            found = self._new_runs(row, reason)
+            found, left = self._new_runs(row, reason), row.refused_at + DOUBT - self._clock.now()
+            if not found and wanted.key is not None and not wanted.dry_run and left > 0:
+                self._clock.wait(self._closed, min(left, DOUBT))
+                found = self._new_runs(row, reason)
             if not found:
                 if not wanted.dry_run:
                     self._book.drop(row)
@@ -283,8 +294,7 @@ def _is_recent(run: Simulation) -> bool:
         started = datetime.fromisoformat(run.started)
     except ValueError:
         return False
-    aware = started if started.tzinfo else started.replace(tzinfo=UTC)
-    return datetime.now(UTC) - aware < RECENT
+    return datetime.now(UTC) - (started if started.tzinfo else started.replace(tzinfo=UTC)) < RECENT
 
 
 def _only(found: Collection[int], reason: str) -> int:
@@ -294,8 +304,7 @@ def _only(found: Collection[int], reason: str) -> int:
             f"{reason}, and there are several new runs with these words ({listed([*map(str, sorted(found))])}): look "
             "which of them are yours, and add force=1 to launch anew"
         )
-    (run_id,) = found
-    return run_id
+    return next(iter(found))
 
 
 def _same(request: LaunchRequest, wanted: LaunchCommand, run_id: int) -> int:

@@ -13,8 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from cloudsimfs.runs.launch import DOUBT
 from cloudsimfs.sandbox import Sandbox
-from harness import Mounted, MountFactory, cloudsimfs, patient, state_home, wait_until
+from harness import ROOT, Mounted, MountFactory, cloudsimfs, patient, state_home, wait_until
+from moving import Ahead
+from rawapi import send
 from runs_harness import SHORT, WORDS, Simulations
 
 
@@ -148,11 +151,27 @@ def test_a_refusal_of_a_launch_that_was_carried_out(box: Sandbox, m: Mounted, ap
 
 
 @pytest.mark.parametrize("api", ["v2"])
-def test_a_true_refusal_costs_no_second_thought(box: Sandbox, m: Mounted) -> None:
+def test_a_refused_launch_whose_run_is_listed_late(box: Sandbox, m: Mounted) -> None:
+    """A launch with a key waits a moment and looks again, rather than start a second run."""
     sims = Simulations(m)
+    box.faults.add("launch", "late", status=409, times=1, amount=4, body='{"errors": ["no"]}')
+    assert sims.write("launch", f"{WORDS} key=k") != 0
+    assert box.runs() == []
+    threading.Timer(1.0, lambda: send(box, 2, "GET", "/simulation/view-cpu")).start()
+    assert [sims.launch(f"{WORDS} key=k")] == ids(box)
+    assert box.calls.counts()["launch"] == 1
+
+
+@pytest.mark.parametrize("api", ["v2"])
+def test_a_true_refusal_is_soon_forgotten(box: Sandbox, mount: MountFactory, tmp_path: Path) -> None:
+    box.populate(SHORT)
+    clock = Ahead(tmp_path / "ahead")
+    program = [str(ROOT / "tests/support/moving.py"), str(tmp_path / "ahead"), "cloudsimfs"]
+    sims = Simulations(mount(run_ttl=0.1, program=program))
     box.faults.add("launch", "status", status=409, times=1, body='{"errors": ["not now"]}')
     assert sims.write("launch", f"{WORDS} key=k") != 0
     assert "got no answer" not in sims.read("error")
+    clock.move(DOUBT + 1)
     assert [sims.launch(f"{WORDS} key=k")] == ids(box)
     assert sims.launch(f"{WORDS} key=k") == ids(box)[0]
 

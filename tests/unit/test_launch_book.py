@@ -34,7 +34,7 @@ def test_looking_makes_no_file(book: LaunchBook, tmp_path: Path) -> None:
 def test_what_it_keeps(book: LaunchBook, tmp_path: Path) -> None:
     lost = book.intend(PLAIN, None, [3, 1])
     book.resolve(book.intend(FULL, "key", []), 4711)
-    book.refuse(book.intend(FULL, "other", [4711]), "no")
+    book.refuse(book.intend(FULL, "other", [4711]), "no", 12.5)
     book.drop(book.intend(PLAIN, None, []))
     with contextlib.closing(LaunchBook(tmp_path / "state")) as again:
         first, second, third = again.rows()
@@ -47,7 +47,8 @@ def test_what_it_keeps(book: LaunchBook, tmp_path: Path) -> None:
         None,
     )
     assert (second.request, second.token, second.run) == (FULL, "key", 4711)
-    assert (third.token, third.known, third.run, third.refused) == ("other", frozenset({4711}), None, "no")
+    assert (third.token, third.known, third.run) == ("other", frozenset({4711}), None)
+    assert (third.refused, third.refused_at) == ("no", 12.5)
     assert (tmp_path / "state" / FILE).stat().st_mode & 0o077 == 0
 
 
