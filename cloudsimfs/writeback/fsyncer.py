@@ -34,6 +34,7 @@ class Fsyncer:
         self._journal = journal
         self._lock = threading.Lock()
         self._closed: dict[Content, int] = {}  # what is to be fsynced, each with the serial of its last row
+        self._asked: set[Content] = set()  # by uploads that wait
         self._serials = itertools.count(max(journal.unproved().values(), default=0) + 1)
         self._round = (
             threading.Lock()
@@ -91,18 +92,21 @@ class Fsyncer:
         self._write(batch)
 
     def prove(self, content: Content) -> None:
-        """Have the last row of a content, and its bytes, fsynced: one round serves all uploads that wait for one."""
-        if self._is_proved(content):
-            return
-        with self._group:
-            if not self._is_proved(content):
-                with self._lock:
-                    batch = dict(self._closed)
-                self._write(batch)
-
-    def _is_proved(self, content: Content) -> bool:
+        """The same for uploads: one fsync serves all that wait for one."""
         with self._lock:
-            return content not in self._closed
+            self._asked.add(content)
+        with self._group:
+            with self._lock:
+                if content not in self._asked:
+                    return  # another has seen to it meanwhile
+                asked, self._asked = self._asked, set()
+                batch = {content: self._closed.get(content, 0) for content in asked}
+            try:
+                self._write(batch)
+            except BaseException:
+                with self._lock:
+                    self._asked |= asked  # those that wait try it themselves
+                raise
 
     def _write(self, batch: Mapping[Content, int]) -> None:
         """fsync files, then names, then rows, which say that the files are proved."""

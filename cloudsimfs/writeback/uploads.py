@@ -279,7 +279,7 @@ class Writeback:
         self._fsyncer.replayed(content, serial)
 
     def prove(self, content: Content) -> None:
-        """Have a content and its last row survive a power loss. Raises FsError or NoSpace."""
+        """Have a content, and all rows, survive a power loss. Raises FsError or NoSpace."""
         try:
             self._fsyncer.prove(content)
         except OSError as error:
