@@ -37,7 +37,6 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
-from cloudsimfs.datacache import rangelog
 from cloudsimfs.datacache.state import ContentState, pack, pack_bytes, unpack
 from cloudsimfs.errors import CloudsimfsError, MountError
 from cloudsimfs.host.files import make_private
@@ -54,7 +53,7 @@ from cloudsimfs.journal.rows import (
     file_row,
     unpack_version,
 )
-from cloudsimfs.journal.schema import DRAFTS, EVERYTHING, FILES, SCHEMA, SCHEMA_VERSION, SENT, UNPROVED
+from cloudsimfs.journal.schema import DRAFTS, EVERYTHING, FILES, SCHEMA, SCHEMA_VERSION, SENT
 from cloudsimfs.journal.stamp import Stamps
 from cloudsimfs.service.model import LaunchRequest
 
@@ -108,27 +107,6 @@ class Journal:
     def sync(self) -> None:
         """fsync what was committed so far (step 4)."""
         self._stamps.sync()
-
-    # -- bytes that are not on the disk yet -------------------------------------------------------------------
-
-    def save_unproved(self, backing: str, serial: int) -> None:
-        """Record, with a row that speaks of the bytes, that they may not be on the disk yet. Serials only grow."""
-        self._db.run("INSERT OR REPLACE INTO unproved VALUES (?,?,?)", backing, serial, rangelog.boot_id())
-
-    def drop_unproved(self, proved: Iterable[tuple[str, int]]) -> None:
-        """The bytes are on the disk, in as far as nothing was recorded of them since that serial."""
-        with self.transaction():
-            for backing, serial in proved:
-                self._db.run("DELETE FROM unproved WHERE backing = ? AND serial <= ?", backing, serial)
-
-    def unproved(self) -> dict[str, int]:
-        """The serials of the backing files whose bytes may not be on the disk yet."""
-        return {backing: serial for backing, serial, _ in self._db.rows(UNPROVED)}
-
-    def in_doubt(self) -> set[str]:
-        """Those that a power loss may have taken: the machine was started anew since they were written."""
-        now = rangelog.boot_id()
-        return {backing for backing, _, boot in self._db.rows(UNPROVED) if boot != now or not now}
 
     # -- files ----------------------------------------------------------------------------------------
 

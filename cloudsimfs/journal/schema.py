@@ -46,11 +46,6 @@ CREATE TABLE IF NOT EXISTS draft (         -- bytes written since the last close
   present    TEXT NOT NULL
 );
 CREATE UNIQUE INDEX IF NOT EXISTS live_draft ON draft (ino) WHERE NOT kept;
-CREATE TABLE IF NOT EXISTS unproved (      -- bytes that a row speaks of, and that may not be on the disk yet
-  backing    TEXT PRIMARY KEY,             -- name of the backing file in the cache directory
-  serial     INTEGER NOT NULL,             -- of the row's commit: a fsync that began before it proves nothing
-  boot       TEXT NOT NULL                 -- the machine's start since which they were written
-) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS folder (        -- folders made here that the service does not have (it has no mkdir)
   path       TEXT PRIMARY KEY
 );
@@ -87,11 +82,10 @@ CREATE TABLE IF NOT EXISTS adopted (       -- the handovers that were taken in h
 );
 """
 
-EVERYTHING = ("file", "sent", "draft", "folder", "gone", "launch", "attr", "handover", "unproved")
+EVERYTHING = ("file", "sent", "draft", "folder", "gone", "launch", "attr", "handover")
 """What belongs to the key whose directory it is: all tables but `identity` and `adopted`."""
 
 FILES = "SELECT * FROM file ORDER BY rowid"
 SENT = "SELECT ino, generation, size, answered FROM sent ORDER BY rowid"
-UNPROVED = "SELECT backing, serial, boot FROM unproved"
 IDENTITY = "SELECT id, count FROM identity"
 DRAFTS = "SELECT * FROM draft ORDER BY rowid"

@@ -124,7 +124,6 @@ class Uploader:
         """
         job = attempt.job
         attempt.content.complete()
-        self._writeback.record_fetched(attempt.inode, attempt.content)
         self._dependents.complete(job.path, lists_still=self._tree.lists_still)
         self._make_room(job.path)
 
@@ -171,7 +170,6 @@ class Uploader:
 
     def _may_arrive(self, attempt: _Attempt) -> None:
         """Note that the last bytes are about to be sent: the service may have the file, whether or not it answers.
-        Note and bytes are on the disk then (step 5).
 
         A failure before this point, as of a refused key, leaves no doubt. Raises Overtaken, or Cancelled.
         """
@@ -186,9 +184,6 @@ class Uploader:
                 raise Overtaken(f"/{inode.path} was changed on the service too")
             inode.may_arrive_locked(attempt.job.size)
             self._journal.mark_uploaded(inode.ino, inode.sent)
-        self._writeback.prove(
-            attempt.content
-        )  # a journal that is older than the service knows nothing of this upload
 
     def _proved(self, attempt: _Attempt) -> Stored | None:
         """The result of the last attempt, if it was in doubt and a listing now shows it."""

@@ -22,11 +22,6 @@ from cloudsimfs.vfs.tree import Tree
 
 log = logging.getLogger(__name__)
 
-_GONE = "/%s: its bytes are gone from the cache directory; the service's version is shown"
-_IN_DOUBT = (
-    "/%s: the machine went down before its bytes were on the disk; kept for `cloudsimfs recover`, not uploaded"
-)
-
 
 def replay(tree: Tree) -> None:
     for path in tree.journal.folders():
@@ -35,22 +30,17 @@ def replay(tree: Tree) -> None:
     inodes: dict[int, Inode] = {}
     lost: set[int] = set()
     drafts = {row.ino: row for row in tree.journal.drafts() if not row.kept}
-    unproved, in_doubt = tree.journal.unproved(), tree.journal.in_doubt()
     for row in tree.journal.files():
         if _is_unlinked(row):
             _forget(tree, row)
-        elif row.bytes.backing in in_doubt or not tree.datacache.is_whole(row.bytes, row.bytes.size):
-            log.error(_GONE if row.bytes.backing not in in_doubt else _IN_DOUBT, row.path)
-            if row.ino in drafts:
-                _keep_copy(tree, row, drafts[row.ino])
+        elif not tree.datacache.is_whole(row.bytes, row.bytes.size):
+            log.error("/%s: its bytes are gone from the cache directory; the service's version is shown", row.path)
             _keep_rest(tree, row)
             tree.dcache.invalidate(paths.parent(row.path))
             lost.add(row.ino)
             tree.journal.drop_file(row.ino)
         else:
             inodes[row.ino] = _replay_file(tree, row)
-            if row.bytes.backing in unproved:
-                _have_fsynced(tree, inodes[row.ino], unproved.pop(row.bytes.backing))
             if row.ino in drafts:
                 _keep_draft(tree, inodes[row.ino], drafts.pop(row.ino))
             continue
@@ -69,7 +59,6 @@ def replay(tree: Tree) -> None:
             _replay_tombstone(tree, tombstone, inodes)
     take_stock(tree.journal, tree.datacache.data)
     tree.datacache.sweep(tree.journal.backing_names())
-    tree.journal.drop_unproved(unproved.items())  # of what is a draft now, or gone
     tree.journal.keep_up()
 
 
@@ -117,18 +106,6 @@ def _replay_inode(tree: Tree, row: FileRow | DraftRow, base: Base) -> Inode:
     tree.attributes.put(row.path, attr)
     tree.overlay.put(row.path, inode)
     return inode
-
-
-def _have_fsynced(tree: Tree, inode: Inode, serial: int) -> None:
-    assert inode.content is not None
-    tree.writeback.replayed(inode.content, serial)
-
-
-def _keep_copy(tree: Tree, row: FileRow, draft: DraftRow) -> None:
-    """Keep what was written after a closed state that is lost, if it has a backing file of its own."""
-    size = tree.datacache.file_size(draft.bytes)
-    if draft.bytes.backing != row.bytes.backing and size > 0:
-        tree.journal.keep_draft(draft, replace(draft.bytes, size=size))
 
 
 def _keep_rest(tree: Tree, row: FileRow) -> None:

@@ -21,7 +21,6 @@ from functools import partial
 from cloudsimfs import paths
 from cloudsimfs.clock import Clock
 from cloudsimfs.concurrency.waiting import Interrupted, never, wait_for
-from cloudsimfs.datacache.content import Content
 from cloudsimfs.errors import (
     CloudsimfsError,
     NoSpace,
@@ -31,7 +30,6 @@ from cloudsimfs.errors import (
     Unreachable,
     WrongState,
 )
-from cloudsimfs.host.disk import disk_failure
 from cloudsimfs.inode import ANYBODY, NOBODY, Inode, WriteState
 from cloudsimfs.journal.journal import Journal
 from cloudsimfs.service import Client
@@ -112,9 +110,9 @@ class Writeback:
         with self._journal.transaction():
             self._journal.save_file(file_row(inode, "closed"))
             self._journal.save_attr(inode.path, inode.attr)
-            self._fsyncer.committing(inode.content)
         inode.committed = True
         inode.closed_size, inode.closed_by = inode.content.size, by
+        self._fsyncer.closed(inode.content)
         with self.queue.lock:
             self._closing.add(inode)
         if inode.closed_content is not None:
@@ -251,7 +249,7 @@ class Writeback:
     def secure(self, inode: Inode) -> None:
         """Have all of a closed file on this disk, so that it survives without the version that it fetches from.
 
-        Raises as `Content.complete`, or as `prove`.
+        Raises as `Content.complete`, OSError, or as the journal.
         """
         content = inode.content
         if content is None or content.dropped:
@@ -261,29 +259,11 @@ class Writeback:
             content.complete()
         finally:
             content.release()
-        self.record_fetched(inode, content)
-        self.prove(content)
-
-    def record_fetched(self, inode: Inode, content: Content) -> None:
-        """Have the row of a closed file say that all of it is here. Raises as the journal."""
-        if content.source is None:
-            return
         with inode.lock:
             if inode.content is content and inode.committed and not (inode.is_stored or inode.unlinked):
-                with self._journal.transaction():
-                    self._journal.save_file(file_row(inode, "closed"))
-                    self._fsyncer.committing(content)
-
-    def replayed(self, content: Content, serial: int) -> None:
-        """The last daemon died before it had fsynced a content with local truth: the next round does."""
-        self._fsyncer.replayed(content, serial)
-
-    def prove(self, content: Content) -> None:
-        """Have a content, and all rows, survive a power loss. Raises FsError or NoSpace."""
-        try:
-            self._fsyncer.prove(content)
-        except OSError as error:
-            raise disk_failure(error) from error
+                self._journal.save_file(file_row(inode, "closed"))
+                self._fsyncer.closed(content)
+        self._fsyncer.sync()
 
     def conclude(self, job: Job, inode: Inode) -> bool:
         """End a job whose upload has ended: journal the inode as stored, and release the deletes that wait for it.
@@ -294,6 +274,8 @@ class Writeback:
             is_stored = inode.is_stored
             if inode.state is WriteState.STORED and not inode.unlinked:
                 self._journal.save_file(file_row(inode, "stored"))
+                if inode.content is not None and inode.content.source is not None:
+                    self._fsyncer.closed(inode.content)  # the row has what was fetched for the upload, too
             if is_stored:
                 self.deletes.release(inode)
         with self.queue.lock:

@@ -37,7 +37,6 @@ from workload import Tree, digest
 from world import NEVER, close, started
 
 GONE = "its bytes are gone"  # what the log says of a file whose bytes a power loss has taken
-IN_DOUBT = "before its bytes were on the disk"  # the same, where nobody knows
 CONFLICT = ".conflict-"
 DRAIN_BOUND = 60.0  # seconds
 
@@ -91,7 +90,7 @@ class Found:
 
     def lost(self) -> set[str]:
         """The paths that the log says were lost."""
-        return {line.partition(":")[0].strip("/") for line in self.log if GONE in line or IN_DOUBT in line}
+        return {line.partition(":")[0].strip("/") for line in self.log if GONE in line}
 
 
 # -- what is found -----------------------------------------------------------------------------------------------
