@@ -25,6 +25,7 @@ from cloudsimfs.errors import (
     MountError,
     NotFound,
     NotOffered,
+    Refused,
     ServerFault,
     TimedOut,
     Unreachable,
@@ -139,7 +140,10 @@ class Mount:
         except KeyRefused as error:
             where = self._config.key_source
             raise MountError(f"{self._config.url} does not accept the API key from {where} ({error})") from None
-        except (NotFound, NotOffered, BadReply) as error:
+        except (NotFound, NotOffered, BadReply, Refused) as error:
+            if isinstance(error, Refused) and self._files.was_listed:
+                self._serve_what_is_known("refuses to list", error)
+                return
             url = self._config.url
             reason = "it lists no storage" if isinstance(error, NotFound) else error
             raise MountError(f"{url} answers, but not as the service does; check --url: {reason}") from None
@@ -148,9 +152,13 @@ class Mount:
                 raise MountError(
                     f"{self._config.url} does not answer; check --url and the network: {error}"
                 ) from None
-            silent = "has no calls left" if isinstance(error, BudgetSpent) else "does not answer"
-            self._note = f"{self._config.url} {silent} ({error}): what was listed before is shown, and changes wait"
-            log.warning("%s", self._note)
+            self._serve_what_is_known(
+                "has no calls left" if isinstance(error, BudgetSpent) else "does not answer", error
+            )
+
+    def _serve_what_is_known(self, reason: str, error: CloudsimfsError) -> None:
+        self._note = f"{self._config.url} {reason} ({error}): what was listed before is shown, and changes wait"
+        log.warning("%s", self._note)
 
     def _started(self) -> None:
         self._files.start(self._runners())
