@@ -181,3 +181,18 @@ def test_a_failing_listing_removes_no_name(box: Sandbox, mount: MountFactory, ki
     box.faults.remove(fault)
     m.flush()
     assert box.files()["d/newer"] == b"new"
+
+
+def test_a_refused_first_listing_keeps_nobody_from_what_is_known(box: Sandbox, mount: MountFactory) -> None:
+    """Nor from what waits: one refusal proves nothing (docs/service.md, "Envelopes")."""
+    box.populate({"d/f": b"f"})
+    m = mount(ttl=0, write_back=3600)
+    assert os.listdir(m.path) == ["d"]
+    (m.path / "new").write_bytes(b"waits")
+    assert m.umount("--no-wait").returncode == 0
+    fault = box.faults.add("list*", "status", status=403, body='{"errors": ["A technical problem has occurred"]}')
+    m.start()
+    assert sorted(os.listdir(m.path)) == ["d", "new"]
+    box.faults.remove(fault)
+    m.flush()
+    assert box.files() == {"d/f": b"f", "new": b"waits"}
