@@ -139,11 +139,12 @@ def test_without_a_network_nothing_is_sent(box: Sandbox, m: Mounted) -> None:
 def test_a_refusal_of_a_launch_that_was_carried_out(box: Sandbox, m: Mounted, api: str, status: int) -> None:
     """The list is looked at before the same is sent again, whatever the service said."""
     sims = Simulations(m)
-    box.faults.add("launch", "lie", status=status, times=1, body='{"errors": ["no"]}')
+    lie = {"status": status, "times": 1, "body": '{"errors": ["no"]}', "retry_after": 0}  # else a 429 lasts an hour
+    box.faults.add("launch", "lie", **lie)
     assert sims.write("launch", f"{WORDS} key=k") != 0
     assert sims.launch(f"{WORDS} key=k") == ids(box)[0]
     assert len(box.runs()) == 1
-    box.faults.add("launch", "lie", status=status, times=1, body='{"errors": ["no"]}')
+    box.faults.add("launch", "lie", **lie)
     assert sims.write("launch", WORDS) != 0
     assert sims.write("launch", WORDS) == errno.EEXIST, "without a key the user is told, and decides"
     assert len(box.runs()) == 2
