@@ -117,8 +117,7 @@ class Launcher:
             self._storage.barrier(request.folder)
             if request.mesh is not None:
                 self._storage.barrier(request.mesh)
-            self._runs.fetch_now()  # what others launched until now must not be taken for ours later
-            runs = self._runs.cached() or {}
+            runs = self._runs.fetch_now()  # what others launched until now must not be taken for ours later
             if wanted.key is not None and not wanted.yes:
                 self._refuse_twin(wanted, runs)
             run_id = self._post(self._book.intend(request, wanted.key, runs))
@@ -230,14 +229,13 @@ class Launcher:
         with suppress(ServiceError):  # v2 may show an old list until then; v1 does not offer the call
             self._client.delete_cache(urgency=Urgency.CONTROL)
         try:
-            self._runs.fetch_now()
+            runs = self._runs.fetch_now()
         except ServiceError as error:
             raise TryAgain(
                 f"{reason}, and the list of runs cannot be had ({error}): write the same again later"
             ) from error
         others = {each.run for each in self._book.rows()}
-        runs = (self._runs.cached() or {}).values()
-        return [run.id for run in runs if run.id not in row.known | others and _is_run_of(run, row.request)]
+        return [run.id for run in runs.values() if run.id not in row.known | others and _is_run_of(run, row.request)]
 
     def _refuse_twin(self, wanted: LaunchCommand, runs: Mapping[int, Simulation]) -> None:
         """Raises Exists if another machine may have launched for this key: there is such a run, not launched here."""
@@ -246,7 +244,7 @@ class Launcher:
             if run.id not in ours and _is_run_of(run, wanted.request) and (run.active or _is_recent(run)):
                 raise Exists(
                     f"run {run.id} has the same words, and it was not launched from this machine: it may be the run "
-                    f"of key={wanted.key}. To launch another one, add yes=1"
+                    f"of key={wanted.key}. To launch another one, add yes=1 (`--yes`)"
                 )
 
     # -- the words -----------------------------------------------------------------------------------------

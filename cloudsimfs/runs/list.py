@@ -4,7 +4,6 @@ What is known is kept on disk (`runs.store`), and serves while the service canno
 
     cached        what was last fetched; makes no call
     all, get      fetched within the TTL, or, if that fails or takes long, what is cached
-    fresh         fetched within the TTL, or the error of the call
     fetch         makes the call; `fetch_now`: with the last calls of the hour, and never joins an earlier one
     renew         makes the call once for all who want it now, and waits for it, briefly if something is cached
     invalidate    the next look makes a call
@@ -120,12 +119,6 @@ class RunList:
             raise no_run(run_id)
         return run
 
-    def fresh(self) -> Mapping[int, Simulation]:
-        """Every run by id, never older than `ttl`, even with the last calls. Raises the ServiceError of the call."""
-        if self._clock.monotonic() - self.fetched_at >= self._ttl:
-            self.fetch_now()
-        return self.cached() or {}
-
     def invalidate(self) -> None:
         """The next look makes a call."""
         with self._lock:
@@ -185,10 +178,14 @@ class RunList:
         keys = [key for key in (LIST, run_id) if not self._flights.is_held(key)]
         wait(self._flights.under_way(*keys), timeout=RENEWAL_GRACE)
 
-    def fetch_now(self) -> None:
-        """Fetch the list by a call that begins from now on, with the last calls of the hour if need be."""
+    def fetch_now(self) -> Mapping[int, Simulation]:
+        """Every run by id, by a call that begins from now on, with the last calls of the hour if need be.
+
+        Raises the ServiceError of the call.
+        """
         wait(self._flights.under_way(LIST))
         self._flights.start(LIST, lambda: self.fetch(urgency=Urgency.CONTROL)).result()
+        return self.cached() or {}
 
     # -- asking the service ------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from cloudsimfs.datacache.cache import DataCache
 from cloudsimfs.inode import Base, Inode, Tombstone, WriteState
 from cloudsimfs.journal.journal import Journal
 from cloudsimfs.service.model import Entry
+from cloudsimfs.text import count
 from cloudsimfs.vfs.attributes import Attributes
 from cloudsimfs.vfs.evidence import is_late, is_ours, is_what_was_removed
 from cloudsimfs.vfs.overlay import Item, Overlay, Verdict
@@ -86,7 +87,7 @@ class Settlement:
 
         What no listing shows in time is uploaded once more only: others may have removed it, or the service hides it.
         """
-        listed = "nothing" if entry is None else f"an earlier state of {entry.size} bytes"
+        listed = "nothing" if entry is None else f"an earlier state of {count(entry.size, 'byte')}"
         log.warning("/%s: the service lists %s for %d bytes; it is uploaded again", inode.path, listed, inode.size)
         with inode.lock:
             inode.missed = True

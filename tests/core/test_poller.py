@@ -108,18 +108,18 @@ def test_pages_that_cannot_be_news_are_not_asked_for(box: Sandbox, rigs: Callabl
     ids = rig.launch(7)
     for run_id in ids[:6]:
         rig.end(run_id)
-    assert len(rig.calls(rig.runs.fresh)) == 4  # at first all pages, and the empty one
+    assert len(rig.calls(rig.runs.fetch_now)) == 4  # at first all pages, and the empty one
     for first_active, pages in ((6, 1), (7, 1)):
         rig.runs.invalidate()
-        assert len(rig.calls(rig.runs.fresh)) == pages, first_active
+        assert len(rig.calls(rig.runs.fetch_now)) == pages, first_active
         ids += rig.launch(1)
     rig.runs.invalidate()
-    assert len(rig.calls(rig.runs.fresh)) == 1
+    assert len(rig.calls(rig.runs.fetch_now)) == 1
     assert sorted(rig.runs.all()) == ids
     for run_id in ids[6:]:
         rig.end(run_id)
     rig.runs.invalidate()
-    rig.runs.fresh()
+    rig.runs.fetch_now()
     assert not any(run.active for run in rig.runs.all().values())
 
 
@@ -129,10 +129,10 @@ def test_an_active_run_on_a_later_page_is_looked_at(box: Sandbox, rigs: Callable
     old = rig.launch(1)[0]
     for run_id in rig.launch(5):
         rig.end(run_id)
-    rig.runs.fresh()
+    rig.runs.fetch_now()
     rig.end(old)
     rig.runs.invalidate()
-    assert rig.runs.fresh()[old].status_name == "STOPPED"
+    assert rig.runs.fetch_now()[old].status_name == "STOPPED"
 
 
 def test_a_deleted_run_is_gone_after_a_day(box: Sandbox, rigs: Callable[..., Rig]) -> None:
@@ -141,12 +141,12 @@ def test_a_deleted_run_is_gone_after_a_day(box: Sandbox, rigs: Callable[..., Rig
     ids = rig.launch(5)
     for run_id in ids:
         rig.end(run_id)
-    rig.runs.fresh()
+    rig.runs.fetch_now()
     box.forget_run(ids[0])
     rig.runs.invalidate()
-    assert sorted(rig.runs.fresh()) == ids
+    assert sorted(rig.runs.fetch_now()) == ids
     rig.clock.advance(WHOLE_LIST_TTL + 1)
-    assert sorted(rig.runs.fresh()) == ids[1:]
+    assert sorted(rig.runs.fetch_now()) == ids[1:]
 
 
 @pytest.mark.parametrize("api", ["v1", "v2"])
@@ -170,7 +170,7 @@ def test_a_service_that_does_not_answer_is_not_waited_for(
     monkeypatch.setattr("cloudsimfs.runs.list.RENEWAL_GRACE", 0.2)
     rig = rigs()
     run_id = rig.launch(1)[0]
-    rig.runs.fresh()
+    rig.runs.fetch_now()
     fault = box.faults.add("simulations", "hang")
     rig.runs.invalidate()
     box.calls.reset()
@@ -186,7 +186,7 @@ def test_the_log_of_a_run_that_has_ended_is_whole(box: Sandbox, rigs: Callable[.
     rig = rigs()
     run_id = rig.launch(1)[0]
     rig.say(run_id, "a line\n")
-    rig.runs.fresh()
+    rig.runs.fetch_now()
     box.calls.reset()
     slow = box.faults.add("simulation", "slow", rate=1000.0)
     with ThreadPoolExecutor(1) as pool:
@@ -196,7 +196,7 @@ def test_the_log_of_a_run_that_has_ended_is_whole(box: Sandbox, rigs: Callable[.
         rig.end(run_id)
         box.faults.remove(slow)
         rig.runs.invalidate()
-        rig.runs.fresh()
+        rig.runs.fetch_now()
         assert rig.logs.read(run_id) == b"a line\nthe last line\n"
         earlier.result()
 
@@ -216,7 +216,7 @@ def test_nobody_following_means_no_calls(box: Sandbox, rigs: Callable[..., Rig],
     rig.pass_time(2 * TTL)
     assert rig.calls(lambda: rig.pass_time(1800)) == []
     rig.end(other)
-    rig.runs.fresh()
+    rig.runs.fetch_now()
     rig.poller.follow(Followed(other, log=False))  # it has ended
     assert rig.calls(lambda: rig.pass_time(600)) == []
 
@@ -245,7 +245,7 @@ def test_an_hour_of_following_leaves_calls(
     box.settings.hourly_limit = limit
     rig = rigs(api)
     run_id = rig.launch(1)[0]
-    rig.runs.fresh()
+    rig.runs.fetch_now()
     rig.poller.follow(Followed(run_id, log=log))
     begun = rig.calls(lambda: rig.pass_time(120))
     assert len(begun) >= 4, "at first it is quick"
@@ -283,7 +283,7 @@ def test_a_command_makes_the_next_looks_quick(box: Sandbox, rigs: Callable[..., 
     box.settings.hourly_limit = 100
     rig = rigs()
     run_id = rig.launch(1)[0]
-    rig.runs.fresh()
+    rig.runs.fetch_now()
     rig.poller.follow(Followed(run_id, log=False))
     rig.pass_time(1200)
     slow = len(rig.calls(lambda: rig.pass_time(60)))
@@ -294,7 +294,7 @@ def test_a_command_makes_the_next_looks_quick(box: Sandbox, rigs: Callable[..., 
 def test_a_failing_service_is_asked_no_more_often(box: Sandbox, rigs: Callable[..., Rig]) -> None:
     rig = rigs("v1")
     run_id = rig.launch(1)[0]
-    rig.runs.fresh()
+    rig.runs.fetch_now()
     rig.poller.follow(Followed(run_id, log=True))
     box.faults.add("simulations", "status", status=400)
     assert 3 < len(rig.calls(lambda: rig.pass_time(300))) <= 300 / TTL

@@ -104,7 +104,7 @@ class Stage:
         )
         self.m = Mounted(self.box, self.place, api=plan.api, ttl=plan.ttl, write_back=plan.write_back, **clock)
         self.closed: set[str] = set()
-        self._history = open(self.place / "history-driver.jsonl", "w", encoding="utf-8")  # noqa: SIM115
+        self._history = open(self.place / "history-driver.jsonl", "w", encoding="utf-8")  # noqa: SIM115  # for the whole run
         self._versions = self.box.record_versions()
         (self.place / "plan.json").write_text(json.dumps(asdict(plan)))
 
