@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from cloudsimfs.datacache.content import Content
 
 ST_BLOCK = 512  # bytes, the unit of st_blocks (stat(2))
-SENT_KEPT = 50  # uploads in doubt that are known of one file; the oldest are forgotten
+SENT_KEPT = 50  # uploads that are known of one file; the oldest are forgotten
+RECENT_NS = 5_000_000_000  # nanoseconds; an upload so long before the last may be listed with a time close to it
 NOBODY, ANYBODY = 0, -1  # values of `InodeState.closed_by` beside the numbers of handles
 
 
@@ -98,6 +99,14 @@ class Sent:
     generation: int  # of the inode; 0: of another inode that had the name before
     size: int  # bytes
     answered: bool = False
+    stored_ns: int | None = None  # ns, by the store's clock, if the answer told it
+
+
+def _is_needed(upload: Sent, last_ns: int | None) -> bool:
+    """Whether an upload before the last may still be listed, or stored: `last_ns` is when the last one was stored."""
+    if not upload.answered:
+        return True
+    return last_ns is not None and upload.stored_ns is not None and upload.stored_ns > last_ns - RECENT_NS
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +119,7 @@ class Base:
     entry: Entry | None = None  # None: nothing was listed
     uploaded: bool = False  # an upload has begun since; if `sent` is empty, nothing more is known of it
     stored_ns: int | None = None  # ns, by the store's clock, of the last upload that was answered
-    sent: tuple[Sent, ...] = ()  # that upload, and the tries that were never answered
+    sent: tuple[Sent, ...] = ()  # that upload, those shortly before it, and the tries that were never answered
 
 
 @dataclass(slots=True, eq=False)
@@ -192,14 +201,16 @@ class Inode(InodeState):
         """Note the store's answer to that, at `at` (monotonic seconds). The caller holds `lock`.
 
         It answers the last try. Those that were never answered may still be stored, over this one or over a later
-        version: also earlier tries of these bytes.
+        version: also earlier tries of these bytes. Those answered shortly before may be listed late.
         """
         tries = [upload for upload in self.sent if upload.generation == generation]
-        if tries:  # else it has another name now
-            doubted = list(self.sent)
-            doubted.remove(tries[-1])
-            others = (upload for upload in doubted if not upload.answered)
-            self.sent, self.stored_ns, self.stored_at = (*others, replace(tries[-1], answered=True)), stored_ns, at
+        if not tries:  # it has another name now
+            return
+        others = list(self.sent)
+        others.remove(tries[-1])
+        answered = replace(tries[-1], answered=True, stored_ns=stored_ns)
+        self.sent = (*(upload for upload in others if _is_needed(upload, stored_ns)), answered)
+        self.stored_ns, self.stored_at = stored_ns, at
 
     def settle_sent_locked(self) -> None:
         """End all doubt: those that were never answered have come by now, or never will. The caller holds `lock`."""

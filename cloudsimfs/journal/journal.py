@@ -173,7 +173,8 @@ class Journal:
     def _save_sent(self, ino: int, sent: Iterable[Sent]) -> None:
         self._db.run("DELETE FROM sent WHERE ino = ?", ino)
         for upload in sent:
-            self._db.run("INSERT INTO sent VALUES (?,?,?,?)", ino, upload.generation, upload.size, upload.answered)
+            answered = upload.stored_ns or int(upload.answered)
+            self._db.run("INSERT INTO sent VALUES (?,?,?,?)", ino, upload.generation, upload.size, answered)
 
     def drop_file(self, ino: int) -> None:
         """Forget a file: the service has all of it, or it is removed."""
@@ -185,7 +186,8 @@ class Journal:
     def files(self) -> list[FileRow]:
         sent: dict[int, tuple[Sent, ...]] = {}
         for ino, generation, size, answered in self._db.rows(SENT):
-            sent[ino] = (*sent.get(ino, ()), Sent(generation, size, bool(answered)))
+            stored_ns = answered if answered > 1 else None
+            sent[ino] = (*sent.get(ino, ()), Sent(generation, size, bool(answered), stored_ns))
         rows = [file_row(values) for values in self._db.rows(FILES)]
         return [replace(row, sent=sent.get(row.ino, ())) for row in rows]
 

@@ -25,7 +25,7 @@ CREATE TABLE IF NOT EXISTS sent (          -- uploads of a file since base was l
   ino        INTEGER NOT NULL,
   generation INTEGER NOT NULL,             -- of the inode; 0: of another that had the name before
   size       INTEGER NOT NULL,             -- bytes
-  answered   INTEGER NOT NULL              -- 0: the outcome is not known
+  answered   INTEGER NOT NULL              -- ns of the store's clock; 1: it told none; 0: the outcome is not known
 );
 CREATE TRIGGER IF NOT EXISTS file_dropped AFTER DELETE ON file BEGIN
   DELETE FROM sent WHERE ino = old.ino;

@@ -151,6 +151,7 @@ def _move_aside_locked(tree: Tree, inode: Inode, path: str) -> None:
     inode.attr = replace(inode.attr, mtime_ns=tree.attributes.of(old, inode).mtime_ns, version=None)
     inode.path = path
     inode.rebase_locked(Base())
+    inode.missed = False
     tree.overlay.put(path, inode)
     tree.attributes.forget(old)
     tree.attributes.keep(path, inode.attr)

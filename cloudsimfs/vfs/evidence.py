@@ -6,7 +6,7 @@ look alike. So each rule says what counts as proof; without proof nothing change
 
 from __future__ import annotations
 
-from cloudsimfs.inode import Inode, Tombstone, WriteState
+from cloudsimfs.inode import Inode, Sent, Tombstone, WriteState
 from cloudsimfs.service.model import Entry
 
 SECOND_NS = 1_000_000_000  # nanoseconds; the unit of the service's times
@@ -69,8 +69,10 @@ def inode_is_settled(inode: Inode, entry: Entry | None, asked_at: float) -> bool
 def inode_is_damaged(inode: Inode, entry: Entry | None, asked_at: float) -> bool:
     """Whether the service has lost an upload that it acknowledged, or has stored an earlier one of ours over it.
 
-    A listing that can be trusted does not show it, or shows it, by its time, with another size. The earlier upload
-    had no answer; it is listed as newer, or for so long that ours should have taken its place.
+    A listing that can be trusted does not show it, or shows it, by its time, with another size. If that can be no
+    upload of ours, others have replaced it, or the service has stored a part: ours is stored beside it
+    (`uploader.conflicts`). The earlier upload had no answer; it is listed as newer, or for so long that ours should
+    have taken its place.
     """
     with inode.lock:
         if inode.state is not WriteState.STORED or inode.writers or (entry is not None and entry.is_dir):
@@ -82,7 +84,8 @@ def inode_is_damaged(inode: Inode, entry: Entry | None, asked_at: float) -> bool
             return late or is_newer(inode, entry)
         if not entry.sized or inode.stored_ns is None or entry.mtime_ns is None or entry.size == inode.size:
             return False
-        return late and abs(entry.mtime_ns - inode.stored_ns) <= CLOCK_SLACK_NS
+        near = abs(entry.mtime_ns - inode.stored_ns) <= CLOCK_SLACK_NS
+        return near and (late or is_foreign_locked(inode, entry))
 
 
 def is_late(inode: Inode, asked_at: float) -> bool:
@@ -104,8 +107,22 @@ def _may_be_earlier(inode: Inode, entry: Entry) -> bool:
 
 
 def _is_of_others(inode: Inode, entry: Entry) -> bool:
-    """Whether an entry is certainly no upload of ours: it is later than the last, and no try had its size."""
-    return entry.sized and is_newer(inode, entry) and all(upload.size != entry.size for upload in inode.sent)
+    """Whether an entry is certainly no upload of ours: none that may be listed with its time had its size."""
+    stored, listed = inode.stored_ns, entry.mtime_ns
+    if not entry.sized or stored is None or listed is None or listed < stored - CLOCK_SLACK_NS:
+        return False
+    if not inode.sent and not is_newer(inode, entry):
+        return False  # nothing is known of what was sent shortly before (a journal of 0.1.0)
+    return not any(_may_be_listed_as(entry, upload, stored) for upload in inode.sent)
+
+
+def _may_be_listed_as(entry: Entry, upload: Sent, last_ns: int) -> bool:
+    """Whether an entry may be this upload. `last_ns` is when the last one of the file was stored."""
+    if upload.size != entry.size:
+        return False
+    if upload.stored_ns is None or upload.stored_ns == last_ns or entry.mtime_ns is None:
+        return True  # without an answer it may come at any time; the last one may be listed with a late time
+    return entry.mtime_ns <= upload.stored_ns + CLOCK_SLACK_NS
 
 
 def is_foreign_locked(inode: Inode, entry: Entry) -> bool:

@@ -85,9 +85,10 @@ class Settlement:
     def _resend(self, inode: Inode, entry: Entry | None) -> None:
         """Upload again what the service has lost, or replaced by an earlier upload. The caller holds Tree.lock.
 
+        Where others may have replaced it, that upload goes beside theirs (`uploader.conflicts`).
         What no listing shows in time is uploaded once more only: others may have removed it, or the service hides it.
         """
-        listed = "nothing" if entry is None else f"an earlier state of {count(entry.size, 'byte')}"
+        listed = "nothing" if entry is None else count(entry.size, "byte")
         log.warning("/%s: the service lists %s for %d bytes; it is uploaded again", inode.path, listed, inode.size)
         with inode.lock:
             inode.missed = True

@@ -107,6 +107,46 @@ def test_others_replace_a_file_while_its_bytes_are_on_their_way(box: Sandbox, wo
     check_both_are_kept(world, ours=mine)
 
 
+# -- just after an upload -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("before", [None, b"as it was"])
+@pytest.mark.parametrize("again", [False, True])
+def test_others_replace_a_file_just_after_it_was_stored(
+    worlds: Callable[[], World], box: Sandbox, before: bytes | None, again: bool
+) -> None:
+    """In the same second, by the service's clock. That no upload of ours had this size proves it."""
+    world = worlds()
+    if before is not None:
+        box.put("f", before)
+        box.advance(5)
+    world.tree.readdir("")
+    world.write("f", MINE)
+    drain(world)
+    box.put("f", THEIRS)
+    if again:
+        world = worlds()
+    see(world)
+    check_both_are_kept(world)
+    assert world.read("f") == THEIRS
+    assert world.size("f") == len(THEIRS)
+
+
+def test_quick_saves_of_ours_are_no_conflict(box: Sandbox, world: World) -> None:
+    """Listings may show any of them as the last one, with the same time."""
+    world.tree.readdir("")
+    for size in range(1, 5):
+        world.write("f", bytes(size))
+        drain(world)
+    box.put("f", bytes(2))
+    see(world)
+    drain(world)
+    assert not conflict_copies(box.files())
+    world.write("f", MINE)
+    drain(world)
+    assert box.files() == {"f": MINE}
+
+
 # -- after an upload that failed ---------------------------------------------------------------------------------
 
 

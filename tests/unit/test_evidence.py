@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from cloudsimfs.inode import SENT_KEPT, Base, Inode, LocalAttr, Sent, Tombstone, WriteState
+from cloudsimfs.inode import RECENT_NS, SENT_KEPT, Base, Inode, LocalAttr, Sent, Tombstone, WriteState
 from cloudsimfs.service.model import Entry
 from cloudsimfs.vfs.evidence import (
     LATE_DELETES,
@@ -98,8 +98,9 @@ def test_a_stored_file(listed: Entry | None, later: float, settled: bool) -> Non
 @pytest.mark.parametrize(
     ("listed", "later", "damaged"),
     [
-        (file(size=4, mtime_ns=20 * 10**9), 1.0, False),  # perhaps our state before, shown late
-        (file(size=4, mtime_ns=20 * 10**9), LATE_UPLOADS + 1, True),
+        (file(size=6, mtime_ns=20 * 10**9), 1.0, False),  # perhaps our state before, shown late
+        (file(size=4, mtime_ns=20 * 10**9), 1.0, True),  # none of ours had this size
+        (file(size=6, mtime_ns=20 * 10**9), LATE_UPLOADS + 1, True),
         (file(size=4, mtime_ns=19 * 10**9), LATE_UPLOADS + 1, True),  # the store counts whole seconds
         (file(size=4, mtime_ns=9 * 10**9), LATE_UPLOADS + 1, False),  # surely an older one
         (file(size=4, mtime_ns=99 * 10**9), LATE_UPLOADS + 1, False),  # somebody else's
@@ -110,7 +111,8 @@ def test_a_stored_file(listed: Entry | None, later: float, settled: bool) -> Non
 )
 def test_a_stored_file_that_lost_bytes(listed: Entry | None, later: float, damaged: bool) -> None:
     inode = Inode("d/f", is_dir=False, entry=None, attr=LocalAttr(ino=9))
-    inode.state, inode.stored_ns, inode.stored_at = WriteState.STORED, 20 * 10**9, NOW
+    inode.rebase_locked(Base(None, True, 20 * 10**9, (EARLIER, Sent(2, 0, answered=True, stored_ns=20 * 10**9))))
+    inode.state, inode.stored_at = WriteState.STORED, NOW
     assert inode.size == 0
     assert inode_is_damaged(inode, listed, NOW + later) is damaged
 
@@ -145,7 +147,8 @@ def test_an_earlier_upload_without_an_answer(listed: Entry, later: float, settle
     assert inode_is_damaged(inode, listed, NOW + later) is damaged
 
 
-ANSWERED, UNANSWERED = Sent(2, 3, answered=True), Sent(1, 8)
+ANSWERED, UNANSWERED = Sent(2, 3, answered=True, stored_ns=20 * 10**9), Sent(1, 8)
+EARLIER = Sent(1, 6, answered=True, stored_ns=19 * 10**9)
 UNKNOWN: tuple[Sent, ...] = ()
 
 
@@ -162,7 +165,14 @@ UNKNOWN: tuple[Sent, ...] = ()
         # an older one, shown late
         (file(mtime_ns=5 * 10**9), None, None, file(size=6, mtime_ns=2 * 10**9), False),
         (file(), None, None, folder(), False),
-        (file(), (ANSWERED,), 20, file(size=6, mtime_ns=21 * 10**9), False),  # our last, or older
+        # in the same moment as our last, or just before or after it; none of ours was as long
+        (file(), (ANSWERED,), 20, file(size=6, mtime_ns=21 * 10**9), True),
+        (file(), (ANSWERED,), 20, file(size=6, mtime_ns=19 * 10**9), True),
+        (file(), (EARLIER, ANSWERED), 20, file(size=6, mtime_ns=20 * 10**9), False),  # one of ours, listed late
+        (file(), (EARLIER, ANSWERED), 20, file(size=6, mtime_ns=99 * 10**9), True),  # much later than that
+        (file(), (ANSWERED,), 20, file(size=6, mtime_ns=17 * 10**9), False),  # what ours has replaced, listed late
+        (file(mtime_ns=20 * 10**9), (ANSWERED,), 20, file(size=6, mtime_ns=20 * 10**9), False),  # as old as the base
+        (file(), (ANSWERED,), 20, replace(file(mtime_ns=20 * 10**9), sized=False), False),
         (file(), (ANSWERED,), 20, file(size=6, mtime_ns=99 * 10**9), True),
         (
             file(),
@@ -203,7 +213,18 @@ def test_tries_that_stay_in_doubt() -> None:
     for _ in range(3):
         inode.may_arrive_locked(5)
     inode.arrived_locked(inode.generation, 0, NOW)
-    assert list(inode.sent) == [Sent(inode.generation, 5), Sent(inode.generation, 5, answered=True)]
+    answered = Sent(inode.generation, 5, answered=True, stored_ns=0)
+    assert list(inode.sent) == [Sent(inode.generation, 5), answered]
     inode.may_arrive_locked(5)
-    inode.arrived_locked(inode.generation, 0, NOW)
-    assert len(inode.sent) == 2, "the same bytes, sent once more"
+    inode.arrived_locked(inode.generation, RECENT_NS, NOW)
+    assert list(inode.sent) == [Sent(inode.generation, 5), replace(answered, stored_ns=RECENT_NS)], "sent once more"
+
+
+def test_an_upload_shortly_before_the_last_is_known() -> None:
+    """A listing may show it late, with a time close to that of the last one."""
+    inode = Inode("d/f", is_dir=False, entry=None, attr=LocalAttr(1))
+    for version, stored_ns in enumerate([0, RECENT_NS, RECENT_NS + 1], 1):
+        inode.generation = version
+        inode.may_arrive_locked(version)
+        inode.arrived_locked(version, stored_ns, NOW)
+    assert [upload.size for upload in inode.sent] == [2, 3]
