@@ -16,8 +16,7 @@
     |   |-- BadHandle               EBADF
     |   |-- NameTooLong             ENAMETOOLONG
     |   |-- NotSupported            ENOTSUP
-    |   |-- Stale                   ESTALE        the file was replaced on the service while open
-    |   |   `-- Missing             ESTALE        its object was not found: a listing tells whether it is gone
+    |   |-- Stale                   ESTALE        the version was replaced on the service, or is gone: a listing tells
     |   |-- NoSpace                 ENOSPC
     |   |-- WrongState              EBUSY         a file, folder or run cannot do that now
     |   `-- TryAgain                EAGAIN        an earlier step is unresolved
@@ -36,7 +35,6 @@
         |-- BadReply                EIO           an answer that fits no known shape
         |-- LinkExpired             EIO           a signed URL is no longer accepted
         |-- VersionChanged          ESTALE        the stored object is not the one asked for
-        |   `-- RangeRefused        ESTALE        it has no such bytes, so the store says: a listing tells
         |-- Cancelled               EINTR         a transfer or a wait was called off here
         `-- LaunchUnresolved        EAGAIN        the answer to a launch was lost: look for the run, never send again
 
@@ -121,10 +119,6 @@ class Stale(FsError):
     errno = errno.ESTALE
 
 
-class Missing(Stale):
-    """The object of a version was not found, or refused. Only a listing tells whether the version is gone."""
-
-
 class NoSpace(FsError):
     errno = errno.ENOSPC
 
@@ -205,10 +199,6 @@ class LinkExpired(ServiceError):
 
 
 class VersionChanged(ServiceError):
-    errno = errno.ESTALE
-
-
-class RangeRefused(VersionChanged):
     errno = errno.ESTALE
 
 

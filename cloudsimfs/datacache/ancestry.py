@@ -17,8 +17,8 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from cloudsimfs.datacache.sparsefile import SparseFile
-from cloudsimfs.errors import Missing, NoSuchEntry, RangeRefused, Stale, VersionChanged
 from cloudsimfs.prefetch.fetcher import Fetcher, Flight
+from cloudsimfs.prefetch.source import as_filesystem_error
 
 if TYPE_CHECKING:
     from cloudsimfs.datacache.content import Content
@@ -45,23 +45,20 @@ class Ancestry:
             fetcher.launch_locked(0, end, lambda flight: self._take_over(flight, newer, fetcher, older))
 
     def _take_over(self, flight: Flight, newer: SparseFile, fetcher: Fetcher, older: Content) -> None:
-        """Raises Stale if the newer version was replaced meanwhile, or Missing, else a ServiceError or NoSpace."""
+        """Raises Stale if the newer version was replaced meanwhile, else a ServiceError or NoSpace."""
         size = older.size
         if not older.has(0, size) or not is_worth_trying(size, newer.size):
             return
         older.acquire()
         try:
-            added = fetcher.source.read(size, newer.size)
+            with as_filesystem_error(fetcher.source.entry):
+                added = fetcher.source.read(size, newer.size)
             fetcher.reserve(flight, newer.size)
             if proves(fetcher.source.etag, itertools.chain(_blocks(older), [added])):
                 for number, block in enumerate(_blocks(older)):
                     fetcher.arrive(flight, number * HASH_BLOCK, block)
                 self.proved = older.identity  # before the last bytes arrive: their reader may ask for it
             fetcher.arrive(flight, size, added)
-        except (NoSuchEntry, RangeRefused) as error:
-            raise Missing(str(error)) from error
-        except VersionChanged as error:
-            raise Stale(str(error)) from error
         finally:
             older.release()
 

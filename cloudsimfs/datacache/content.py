@@ -26,18 +26,16 @@ from cloudsimfs.errors import (
     BadHandle,
     Cancelled,
     CloudsimfsError,
-    Missing,
     NoSpace,
     Refused,
     ServiceError,
     Stale,
-    VersionChanged,
 )
 from cloudsimfs.host.disk import WRITE_SLICE
 from cloudsimfs.prefetch.fetcher import CacheSpace, Fetcher, Waiter
 from cloudsimfs.prefetch.ranges import RangeSet
 from cloudsimfs.prefetch.readahead import MAX_AHEAD, MAX_PIECE, Window
-from cloudsimfs.prefetch.source import Source
+from cloudsimfs.prefetch.source import Source, as_filesystem_error
 
 UPLOAD_BLOCK = 1 << 20  # bytes read from disk at a time for an upload
 MAX_COMPARED = 4 << 20  # bytes; what was read of an old version and may be fetched of the new one to compare
@@ -271,17 +269,15 @@ class Content:
             count = os.preadv(self._file.fd, [buffer], offset)
             holes = list(self._file.missing_locked(offset, offset + count))
         assert self.source is not None
-        try:
+        with as_filesystem_error(self.source.entry):
             for start, stop in holes:
                 buffer[start - offset : stop - offset] = self.source.read(start, stop)
-        except VersionChanged as error:
-            raise Stale(str(error)) from error
         return count
 
     def complete(self, interrupted: Interrupted = never) -> None:
         """Fetch all that is missing, before an upload or before the version disappears.
 
-        Raises as `read_into`. A refusal is raised as Missing: v2 refuses an unknown id without a reason
+        Raises as `read_into`. A refusal is raised as Stale: v2 refuses an unknown id without a reason
         (docs/service.md, "Envelopes").
         """
         while True:
@@ -297,7 +293,7 @@ class Content:
                 try:
                     self._fetcher.wait(waiter, interrupted)
                 except Refused as error:
-                    raise Missing(str(error)) from error
+                    raise Stale(str(error)) from error
 
     def blocks(self, still_wanted: Callable[[], bool]) -> Iterator[bytes]:
         """The whole file for an upload. Raises Cancelled as soon as `still_wanted` returns False.

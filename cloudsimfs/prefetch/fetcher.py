@@ -21,20 +21,15 @@ from cloudsimfs.concurrency.waiting import Interrupted, never, wait_for
 from cloudsimfs.errors import (
     BadReply,
     CloudsimfsError,
-    Missing,
-    NoSuchEntry,
-    RangeRefused,
     ServiceError,
-    Stale,
     TimedOut,
     Unreachable,
-    VersionChanged,
 )
 from cloudsimfs.host.disk import disk_failure
 from cloudsimfs.prefetch.pool import FetchPool
 from cloudsimfs.prefetch.ranges import RangeSet
 from cloudsimfs.prefetch.readahead import Readahead, Window, cut
-from cloudsimfs.prefetch.source import Source
+from cloudsimfs.prefetch.source import Source, as_filesystem_error
 from cloudsimfs.service.model import Entry
 
 log = logging.getLogger(__name__)
@@ -234,7 +229,8 @@ class Fetcher:
             before = flight.position
             opened = False
             try:
-                with self.source.open(flight.position, flight.end - flight.position) as fetched:
+                length = flight.end - flight.position
+                with as_filesystem_error(self.source.entry), self.source.open(flight.position, length) as fetched:
                     opened = True
                     if not fetched.partial and not self._takes_whole(flight):
                         return
@@ -246,10 +242,6 @@ class Fetcher:
                     if position >= flight.end:
                         return
                     raise BadReply(f"/{self.source.entry.path}: the service sent less than it announced")
-            except (NoSuchEntry, RangeRefused) as error:
-                raise Missing(f"/{self.source.entry.path}: {error}") from error
-            except VersionChanged as error:
-                raise Stale(f"/{self.source.entry.path}: {error}") from error
             except (BadReply, Unreachable, TimedOut) as error:
                 failures = failures + 1 if flight.position <= before else 1
                 # the client has already retried a request that could not even be opened

@@ -17,12 +17,22 @@ from cloudsimfs.errors import (
     LinkExpired,
     NoSuchEntry,
     ServiceError,
+    Stale,
     TimedOut,
     Unreachable,
     VersionChanged,
 )
 from cloudsimfs.service import Client, Download, Fetched
 from cloudsimfs.service.model import Entry
+
+
+@contextmanager
+def as_filesystem_error(entry: Entry) -> Iterator[None]:
+    """Raise Stale where the object of a listed file is not found, or is another version. A listing tells which."""
+    try:
+        yield
+    except (NoSuchEntry, VersionChanged) as error:
+        raise Stale(f"/{entry.path}: {error}") from error
 
 
 class Source:
@@ -53,9 +63,9 @@ class Source:
         try:
             fetched = self._fetch(link, offset, length)
         except (LinkExpired, VersionChanged, NoSuchEntry) as error:
+            self._drop_link(link)  # whoever tries again asks for another: this one may never have been right
             if not isinstance(error, LinkExpired) and link is not self._inherited:
                 raise
-            self._drop_link(link)
             fetched = self._fetch(self._get_link(), offset, length)
         with fetched:
             yield fetched

@@ -17,7 +17,6 @@ from cloudsimfs.errors import (
     BadReply,
     LinkExpired,
     NoSuchEntry,
-    RangeRefused,
     Refused,
     ServerFault,
     ServiceError,
@@ -186,7 +185,7 @@ class ObjectStore:
         elif reply.status in (404, 410):
             error = NoSuchEntry(text)
         elif reply.status in (412, 416):
-            error = RangeRefused(f"{text} (the stored object is not the expected one)")
+            error = VersionChanged(f"{text} (the stored object is not the expected one)")
         elif reply.status == 408:
             error = TimedOut(text)
         elif reply.status >= 500 or reply.status == 429:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from cloudsimfs import paths
-from cloudsimfs.errors import Missing, ServerFault, ServiceError, Stale, TimedOut, TryAgain, Unreachable
+from cloudsimfs.errors import ServerFault, ServiceError, TimedOut, TryAgain, Unreachable
 from cloudsimfs.inode import Base, Inode, WriteState
 from cloudsimfs.journal.rows import Kept
 from cloudsimfs.service.model import Entry
@@ -97,16 +97,17 @@ class Conflicts:
             if is_overtaken_locked(inode, theirs):
                 raise Overtaken(f"/{inode.path} was changed on the service too")
 
-    def set_aside(self, inode: Inode, error: Stale) -> bool:
+    def set_aside(self, inode: Inode) -> bool:
         """Set aside a changed or renamed file that can never be completed, if that is proved. Returns whether it was.
 
         Others have replaced it before all of its unchanged bytes were fetched, and nobody has these any more. What is
         here becomes a draft (`recovery`), the name shows what the service has, and `flush` fails until the user has
         dealt with it. If the file was renamed, its old name shows what others have stored there. That the object was
-        not found, or refused, proves nothing while its version is listed. Raises the ServiceError of that listing.
+        not found, refused or another one proves nothing while its version is listed. Raises the ServiceError of that
+        listing.
         """
         tree, source = self._tree, None if inode.content is None else inode.content.source
-        if isinstance(error, Missing) and source is not None and tree.lists_still(source.entry):
+        if source is not None and tree.lists_still(source.entry):
             return False
         with tree.changing(), inode.lock:
             content, path = inode.content, inode.path

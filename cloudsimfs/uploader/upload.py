@@ -94,7 +94,7 @@ class Uploader:
                 return
             if isinstance(error, Overtaken) and self._conflicts.evade(inode):
                 raise Cancelled(job.path) from error
-            if isinstance(error, Stale) and self._conflicts.set_aside(inode, error):
+            if isinstance(error, Stale) and self._conflicts.set_aside(inode):
                 raise Cancelled(job.path) from error
             raise
         finally:

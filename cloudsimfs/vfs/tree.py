@@ -20,7 +20,16 @@ from cloudsimfs import paths
 from cloudsimfs.clock import Clock
 from cloudsimfs.datacache.cache import DataCache
 from cloudsimfs.datacache.content import Content
-from cloudsimfs.errors import CloudsimfsError, IsDirectory, NotDirectory, NotFound, ServiceError, TryAgain, WrongState
+from cloudsimfs.errors import (
+    CloudsimfsError,
+    IsDirectory,
+    NoSuchEntry,
+    NotDirectory,
+    NotFound,
+    ServiceError,
+    TryAgain,
+    WrongState,
+)
 from cloudsimfs.inode import Attr, Inode, LocalAttr, Node, Tombstone, WriteState
 from cloudsimfs.journal.journal import Journal
 from cloudsimfs.journal.rows import Kept
@@ -206,13 +215,18 @@ class Tree:
     def fetch_size(self, path: str) -> bool:
         """Fetch the size of a file if its listing lacks it. Returns whether it was lacking.
 
-        Raises as `lookup`, or the ServiceError of the call.
+        Raises as `lookup`, or the ServiceError of the call. NotFound if a new listing does not show the file either.
         """
         node = self.lookup(path)
         entry = node.entry if isinstance(node, Inode) else node
         if entry is None or entry.sized or entry.is_dir:
             return False
-        sized = self.dcache.fetch_size(entry)
+        try:
+            sized = self.dcache.fetch_size(entry)
+        except NoSuchEntry as error:
+            if not self.lists_still(entry):
+                raise NotFound(f"/{path}") from error
+            raise ServiceError(f"/{path}: the service lists it, and answers that it is not there") from error
         if isinstance(node, Inode):
             with node.lock:
                 if node.content is None and node.entry == entry:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from cloudsimfs import paths
 from cloudsimfs.datacache.content import Content
-from cloudsimfs.errors import Missing, Stale
+from cloudsimfs.errors import Stale
 from cloudsimfs.service.model import Entry
 
 log = logging.getLogger(__name__)
@@ -32,8 +32,8 @@ class Dependents:
     def complete(self, path: str, *, lists_still: Callable[[Entry], bool], folder: bool = False) -> None:
         """Fetch what contents still need from `path` (with `folder`: from all below it), before it is gone.
 
-        Raises as `Content.complete`, but for Stale: what others have replaced cannot be fetched any more. That an
-        object was not found is believed if the version is not listed either.
+        Raises as `Content.complete`, but for Stale: what others have replaced cannot be fetched any more. That is
+        believed once the version is not listed any more either.
         """
         with self._lock:
             keys = [key for key in self._contents if key == path or (folder and paths.is_within(key, path))]
@@ -45,7 +45,7 @@ class Dependents:
             try:
                 content.complete()
             except Stale as error:
-                if isinstance(error, Missing) and content.source is not None and lists_still(content.source.entry):
+                if content.source is not None and lists_still(content.source.entry):
                     raise
                 log.warning("/%s: a file that was renamed from there can no longer be completed: %s", path, error)
             finally:

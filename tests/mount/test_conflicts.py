@@ -259,6 +259,19 @@ def test_a_passing_refusal_takes_no_change_back(box: Sandbox, mount: MountFactor
     assert m.settle() == {"f": data + b"appended"}
 
 
+def test_a_wrong_link_takes_no_change_back(box: Sandbox, mount: MountFactory) -> None:
+    """It leads to another object, but the version is listed: another link is asked for."""
+    box.populate({"f": b"as it was, ", "other": b"of another length"})
+    m = mount(write_back=0.2)
+    assert (m.path / "other").read_bytes() == b"of another length"
+    fault = box.faults.add("download-url", "swapped")
+    with open(m.path / "f", "ab") as file:
+        file.write(b"appended")
+    wait_until(lambda: fault.fired, "a link is asked for")
+    box.faults.clear()
+    assert m.settle() == {"f": b"as it was, appended", "other": b"of another length"}
+
+
 @pytest.mark.parametrize("api", ["v2"])
 def test_a_passing_404_loses_no_renamed_file(box: Sandbox, mount: MountFactory) -> None:
     """Its bytes are still under the old name, which is written anew: that waits until they are here."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 import pytest
@@ -61,3 +62,15 @@ def test_without_an_answer_it_is_not_written_to_but_may_be_replaced(box: Sandbox
     (unsized.path / "log").write_bytes(b"new")
     unsized.flush()
     assert box.files()["log"] == b"new"
+
+
+@pytest.mark.parametrize("api", ["v1"])
+def test_it_is_absent_only_if_no_listing_shows_it(box: Sandbox, unsized: Mounted) -> None:
+    """`>>` would replace what is stored."""
+    box.faults.add("entry", "status", status=404)
+    assert errno_of(lambda: os.open(unsized.path / "log", os.O_WRONLY | os.O_APPEND | os.O_CREAT)) == errno.EIO
+    assert (unsized.path / "log").exists()
+    box.remove("log")
+    assert errno_of(lambda: os.open(unsized.path / "log", os.O_RDONLY)) == errno.ENOENT
+    unsized.flush()
+    assert box.files() == {"d/deep": b"deep"}
