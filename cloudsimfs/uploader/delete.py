@@ -26,6 +26,7 @@ from cloudsimfs.inode import Tombstone
 from cloudsimfs.service import Client, Urgency
 from cloudsimfs.service.model import Entry
 from cloudsimfs.vfs import tombstones
+from cloudsimfs.vfs.evidence import is_foreign_locked
 from cloudsimfs.vfs.tree import Tree
 from cloudsimfs.writeback.queue import Job
 from cloudsimfs.writeback.uploads import Writeback
@@ -132,8 +133,11 @@ class Deleter:
         since = max(started, self._view_cache.invalidated_at)
         if tombstone.is_dir:
             return self._folder_to_delete(tombstone, max(since, self._clock.monotonic() - LOOK_AGE))
-        tombstone.entry = self._find_removed(tombstone.path, since, is_dir=False)
-        return [] if tombstone.entry is None else [tombstone.entry]
+        found = self._find_removed(tombstone.path, since, is_dir=False)
+        if found is not None and is_foreign_locked(tombstone.base, found):
+            found = None  # ours was replaced before it was listed
+        tombstone.entry = found
+        return [] if found is None else [found]
 
     def _folder_to_delete(self, tombstone: Tombstone, since: float) -> list[Entry]:
         """The folder, if it only holds what was removed here by listings asked for after `since`; else its files."""

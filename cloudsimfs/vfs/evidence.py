@@ -6,7 +6,7 @@ look alike. So each rule says what counts as proof; without proof nothing change
 
 from __future__ import annotations
 
-from cloudsimfs.inode import Inode, Sent, Tombstone, WriteState
+from cloudsimfs.inode import Base, Inode, Sent, Tombstone, WriteState
 from cloudsimfs.service.model import Entry
 
 SECOND_NS = 1_000_000_000  # nanoseconds; the unit of the service's times
@@ -106,14 +106,14 @@ def _may_be_earlier(inode: Inode, entry: Entry) -> bool:
     )
 
 
-def _is_of_others(inode: Inode, entry: Entry) -> bool:
+def _is_of_others(base: Inode | Base, entry: Entry) -> bool:
     """Whether an entry is certainly no upload of ours: none that may be listed with its time had its size."""
-    stored, listed = inode.stored_ns, entry.mtime_ns
+    stored, listed = base.stored_ns, entry.mtime_ns
     if not entry.sized or stored is None or listed is None or listed < stored - CLOCK_SLACK_NS:
         return False
-    if not inode.sent and not is_newer(inode, entry):
+    if not base.sent and not is_newer(base, entry):
         return False  # nothing is known of what was sent shortly before (a journal of 0.1.0)
-    return not any(_may_be_listed_as(entry, upload, stored) for upload in inode.sent)
+    return not any(_may_be_listed_as(entry, upload, stored) for upload in base.sent)
 
 
 def _may_be_listed_as(entry: Entry, upload: Sent, last_ns: int) -> bool:
@@ -125,23 +125,23 @@ def _may_be_listed_as(entry: Entry, upload: Sent, last_ns: int) -> bool:
     return entry.mtime_ns <= upload.stored_ns + CLOCK_SLACK_NS
 
 
-def is_foreign_locked(inode: Inode, entry: Entry) -> bool:
-    """Whether a file listed under the inode's name is certainly that of others.
+def is_foreign_locked(base: Inode | Base, entry: Entry) -> bool:
+    """Whether a file listed under the name is certainly that of others: it is later than all of the base.
 
-    It is later than all that the inode is based on (`Base`). The caller holds the inode's lock.
+    An inode is its own base: the caller holds its lock.
     """
     if entry.is_dir or entry.mtime_ns is None:
         return False
-    if inode.entry is not None and not is_later(inode.entry, entry):
+    if base.entry is not None and not is_later(base.entry, entry):
         return False
-    if not inode.uploaded:
+    if not base.uploaded:
         return True
     # an upload of ours may be listed by now, even if its answer was lost, and with a late time
-    if inode.stored_ns is not None:
-        return _is_of_others(inode, entry)
-    if not entry.sized or any(upload.size == entry.size for upload in inode.sent):
+    if base.stored_ns is not None:
+        return _is_of_others(base, entry)
+    if not entry.sized or any(upload.size == entry.size for upload in base.sent):
         return False
-    return bool(inode.sent) and not any(upload.answered for upload in inode.sent)
+    return bool(base.sent) and not any(upload.answered for upload in base.sent)
 
 
 def is_later(base: Entry, entry: Entry) -> bool:
@@ -155,9 +155,9 @@ def is_later(base: Entry, entry: Entry) -> bool:
     return entry.mtime_ns > base.mtime_ns + (BASE_SLACK_NS if alike else 0)
 
 
-def is_newer(inode: Inode, entry: Entry) -> bool:
+def is_newer(base: Inode | Base, entry: Entry) -> bool:
     """Whether the entry's time is later than our upload, by the store's clock."""
-    stored, listed = inode.stored_ns, entry.mtime_ns
+    stored, listed = base.stored_ns, entry.mtime_ns
     return stored is not None and listed is not None and listed > stored + CLOCK_SLACK_NS
 
 

@@ -128,6 +128,21 @@ def test_what_is_still_listed_a_minute_after_its_delete_is_shown_and_told(
     assert not world.files.writeback.deletes.given_up(), "it is asked for again"
 
 
+def test_what_others_store_over_an_upload_before_it_is_listed_stays(box: Sandbox, world: World) -> None:
+    """It was removed here without its id: whatever has the name would be deleted."""
+    names(world)
+    world.write("f", b"mine")
+    world.files.writeback.drain()
+    world.files.unlink("f")
+    box.put("f", b"what others have stored")
+    while world.files.writeback.pending():
+        world.clock.advance(LATE_LOOKS[-1] + HELD)
+        world.rest()
+    world.clock.advance(TTL + LATE_DELETES)
+    assert names(world) == ["f"]
+    assert box.files() == {"f": b"what others have stored"}
+
+
 def test_what_others_store_again_under_a_removed_name_is_no_failed_delete(box: Sandbox, world: World) -> None:
     box.populate({"f": b"f", "d/x": b"x", "kept": b"kept"})
     assert (names(world), names(world, "d")) == (["d", "f", "kept"], ["x"])
