@@ -38,6 +38,8 @@ FLIGHT_ATTEMPTS = 4  # requests in a row that bring no byte, until a flight is g
 RETRY_PAUSE = 0.2  # seconds before the second of them; twice as long before each further one
 RECEIVE_BUFFER = 1 << 19  # bytes that a thread receives at once, at most
 READ_STALL = 60.0  # seconds a read waits while nothing of its file arrives
+LONG_WAIT = 20.0  # seconds; whoever comes after a reader that waited longer for nothing does not wait as well:
+SOON = 2.0  # seconds after that; the kernel sends the next reader of the same pages only then
 
 
 class Target(Protocol):
@@ -111,6 +113,7 @@ class Fetcher:
         self._flights: list[Flight] = []
         self._waiters: list[Waiter] = []
         self._arrived = 0.0  # when bytes came last, in monotonic seconds
+        self._stall: tuple[float, CloudsimfsError] | None = None  # when a wait for nothing ended, and with what
 
     # -- readers -----------------------------------------------------------------------------------------
 
@@ -121,9 +124,12 @@ class Fetcher:
     def want_locked(self, start: int, end: int, window: Window) -> Waiter | None:
         """Have `[start, end)` fetched, and as much of the window as there are requests for.
 
-        Returns the waiter for that range, or None if all of it is there.
+        Returns the waiter for that range, or None if all of it is there. Raises the error of a long wait for nothing
+        that has just ended: else all who read the same pages would wait as long, one after another.
         """
         missing = self._target.is_missing_locked(start, end)
+        if missing and self._stall is not None and time.monotonic() - self._stall[0] < SOON:
+            raise self._stall[1]
         if missing or window.fresh:
             self._launch_missing_locked(start, end, window)
         if not missing:
@@ -145,12 +151,15 @@ class Fetcher:
         try:
             message = f"/{path}: the reader was interrupted"
             if not wait_for(waiter.done.wait, interrupted, message, is_late=is_stalled):
-                raise ServiceError(f"/{path}: no data for {READ_STALL:.0f} s")
+                waiter.error = ServiceError(f"/{path}: no data for {READ_STALL:.0f} s")
         finally:
             with self._target.lock:
                 if waiter in self._waiters:
                     self._waiters.remove(waiter)
         if waiter.error is not None:
+            if time.monotonic() - since > LONG_WAIT and isinstance(waiter.error, ServiceError):
+                with self._target.lock:
+                    self._stall = time.monotonic(), waiter.error
             raise waiter.error
 
     def busy_locked(self) -> RangeSet:

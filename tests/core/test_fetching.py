@@ -49,6 +49,23 @@ def test_a_connection_that_hangs_is_given_up_and_tried_again(box: Sandbox, conte
     assert fault.fired == 1
 
 
+def test_after_a_long_wait_for_nothing_the_next_reader_does_not_wait(
+    box: Sandbox, content: Content, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel sends the readers of one page one after another."""
+    box.faults.add("object-get", "hang")
+    monkeypatch.setattr(fetcher, "LONG_WAIT", 0.1)
+    monkeypatch.setattr(fetcher, "SOON", 1000.0)
+    with pytest.raises(ServiceError):
+        content.read(0, 5000)
+    with pytest.raises(ServiceError) as failure:
+        content.read(0, 5000, lambda: True)
+    assert not isinstance(failure.value, Cancelled), "it has waited"
+    monkeypatch.setattr(fetcher, "SOON", 0.0)
+    box.faults.clear()
+    assert content.read(0, 5000) == DATA[:5000]
+
+
 def test_a_dead_connection_is_an_error_at_last(box: Sandbox, content: Content) -> None:
     fault = box.faults.add("object-get", "hang")
     with pytest.raises(ServiceError) as failure:
