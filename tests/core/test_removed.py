@@ -50,6 +50,32 @@ def test_a_folder_listed_under_another_id_stays_hidden_until_its_delete_is_done(
     assert box.paths() == ["d/new", "kept"]
 
 
+def test_a_removed_folder_listed_under_another_id_is_still_removed_after_a_crash(
+    box: Sandbox, tmp_path: Path, api: Literal["v1", "v2"]
+) -> None:
+    """The other id proves nothing while the delete waits, and the next mount does what this one has not done."""
+    clock = Ticking()
+    box.populate({"d/f": b"f", "d/s/g": b"g", "kept": b"kept"})
+    world = World(box, tmp_path / "cache", api, clock)
+    assert (names(world), names(world, "d"), names(world, "d/s")) == (["d", "kept"], ["f", "s"], ["g"])
+    remove(world, "d/s", "g")
+    remove(world, "d", "f")
+    files = {path: data for path, data in box.files().items() if path != "d/f"}
+    box.remove("d")
+    box.populate({**files, "d/new": b"of others"})  # under another id, with g under another id as well
+    world.tree.dcache.invalidate("")
+    assert names(world) == ["kept"]
+    world.close()
+    world = World(box, tmp_path / "cache", api, clock)
+    assert names(world) == ["kept"]
+    world.clock.advance(HELD)
+    world.rest()
+    world.clock.advance(LATE_DELETES + TTL)
+    assert (names(world), names(world, "d")) == (["d", "kept"], ["new", "s"])
+    assert box.files() == {"d/s/g": b"g", "d/new": b"of others", "kept": b"kept"}, "those were stored anew"
+    world.close()
+
+
 def test_a_look_that_is_too_old_is_made_again(box: Sandbox, world: World) -> None:
     """The delete of a renamed folder waits for its uploads, however long; what was listed before them is no proof."""
     box.populate({"d/s/f": b"f", "g/s/f": b"g"})
