@@ -310,6 +310,7 @@ class Writeback:
             self._check_online(self._awaited(self.pending(), folder))
             return
         self.queue.drain(lambda jobs: self._awaited(jobs, folder), timeout=timeout, interrupted=interrupted)
+        self.refusals.check(folder)  # a job that was waited for may have ended so
         self.view_cache.drain(timeout=timeout, interrupted=interrupted)
 
     def _wait_for_releases(self, folder: str) -> None:

@@ -115,3 +115,20 @@ def test_a_launch_without_calls_for_its_uploads_says_so_at_once(box: Sandbox, mo
     assert errno_of(lambda: (m.path / ".simulations/launch").write_text(WORDS)) == errno.EDQUOT
     assert box.runs() == []
     m.kill()  # its upload waits for the next hour
+
+
+@pytest.mark.parametrize("api", ["v1"])
+@pytest.mark.parametrize("control", [".cloudsimfs/flush", ".simulations/launch"])
+def test_a_file_that_is_given_up_while_it_is_waited_for_holds_the_barrier_up(
+    box: Sandbox, mount: MountFactory, control: str
+) -> None:
+    """Others have removed it before its unchanged part was fetched: what was appended is kept, and is not stored."""
+    box.populate({"case/heat.ini": b"steps = 1\n", "case/mesh": b"mesh"})
+    m = mount(write_back=3600)
+    m.expects_trouble = True
+    with open(m.path / "case/heat.ini", "ab") as file:
+        file.write(b"cpu = 2\n")
+    box.remove("case/heat.ini")
+    assert errno_of(lambda: (m.path / control).write_text(WORDS)) == errno.EAGAIN
+    assert m.status()["recover"] == ["case/heat.ini"]
+    assert box.runs() == []
