@@ -219,8 +219,12 @@ class ListingCache:
                     self._known[key] = replace(self._known[key], asked_at=NEVER)
 
     def expect_changes(self, path: str, seconds: float) -> dict[str, set[str]]:
-        """For so long, listings below `path` age quickly. Return the names listed there, by directory."""
+        """For so long, listings below `path` age quickly, and the service is asked again at once, even if it has just
+        failed to answer. Return the names listed there, by directory.
+        """
+        self._holds.release_all()
         with self._lock:
+            self._down_until = NEVER
             self._changing[path] = self._clock.monotonic() + seconds
         self.invalidate(path, below=True)
         with self._lock:

@@ -366,6 +366,23 @@ def test_a_dead_service_is_not_asked_again_and_again(rig: Rig) -> None:
     assert rig.calls(lambda: rig.names("d")) > 0
 
 
+@pytest.mark.parametrize("kind", ["status", "reset"])
+def test_who_asks_for_the_truth_is_not_held_off_by_a_failure(rig: Rig, kind: str) -> None:
+    """A listing has just failed; `refresh` asks anew, once."""
+    for path in ("", "d"):
+        rig.names(path)
+    rig.clock.advance(TTL + 1)
+    fault = rig.box.faults.add("list*", kind)
+    assert rig.names("d") == ["e", "x"]
+    rig.box.put("d/new", b"new")
+    rig.dcache.expect_changes("d", 60.0)
+    assert rig.names("d") == ["e", "x"]
+    assert rig.calls(lambda: rig.names("d")) == 0
+    rig.box.faults.remove(fault)
+    rig.dcache.expect_changes("d", 60.0)
+    assert rig.names("d") == ["e", "new", "x"]
+
+
 def test_a_slow_answer_is_not_waited_for(
     rigs: Callable[..., Rig], box: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
