@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from fuzzmeet import Meeting
-from fuzzstage import SHARED, Failed, Plan, Stage, blocks, stored_before
+from fuzzstage import SHARED, Failed, Plan, Refused, Stage, blocks, stored_before
 from harness import ROOT, client_environment, patient
 
 REPLY_BOUND = 60.0  # seconds that the operations of one epoch may take, on a machine with nothing else to do
@@ -144,6 +144,7 @@ class Run:
             if not inside:
                 self._kill()
             self._clear()
+            self._ended()
             self.stage.act(["start"])
             self._all("recover", shared=True)
         elif any("gone" in answer for answer in answers):
@@ -162,18 +163,29 @@ class Run:
             for meeting in self._meetings:
                 meeting.verify()
             self._meetings.clear()
+        else:
+            self._ended()
         self.stage.act([how])
         if how == "forget":
             self._all("forget", shared=True)
         else:
             self._all("check", shared=True)
 
+    def _ended(self) -> None:
+        for meeting in self._meetings:
+            meeting.restarted = True
+
     def _flush(self) -> None:
-        try:
-            self.stage.flush()
-        except Failed as error:
-            told = [str(meeting) for meeting in self._meetings if f"'{meeting.folder}/" in str(error)]
-            raise Failed("\n".join([str(error), *told])) from error
+        """What others have kept from being stored is told first. Raises Failed."""
+        while True:
+            try:
+                self.stage.flush()
+                return
+            except Failed as error:
+                taken = [meeting.take_drafts() for meeting in self._meetings]
+                if not (isinstance(error, Refused) and any(taken)):
+                    told = [str(meeting) for meeting in self._meetings if f"{meeting.folder}/" in str(error)]
+                    raise Failed("\n".join([str(error), *told])) from error
 
     @contextlib.contextmanager
     def _meeting(self) -> Iterator[None]:

@@ -6,7 +6,8 @@ moment. Each version has a size of its own, so that a listing tells it. In the e
 
 - each version of others that nobody here has removed or replaced after it was shown here. One that was stored while
   ours waited must be there if a listing has shown it before ours went up (README, "Limits");
-- each version of ours that was not replaced later, by us or by others.
+- each version of ours that was not replaced later, by us or by others. What was appended to a file that others have
+  removed or replaced may be kept here instead: `flush` says so, and `recover` has it.
 
 And this machine must show what the service has.
 """
@@ -26,28 +27,12 @@ from typing import Any
 
 from fuzzops import Op, block
 from fuzzstage import Failed, Stage
+from fuzzversion import Version, sizes
 from harness import Tree
 
 APART = 5.0  # seconds of the service's clock between two changes that are told apart
 LOOKS = 3.0  # seconds within which what the service has must show
 NAMES = "abcdefghij"
-
-
-@dataclass(eq=False)
-class Version:
-    """`end`: only how it ends is known. `since` is the hold-up during which it met a change of ours, if it did."""
-
-    path: str
-    data: bytes
-    ours: bool
-    must: bool = True
-    end: bool = False
-    shown: bool = False
-    endangered: bool = False
-    since: int | None = None
-
-    def is_in(self, stored: Tree) -> bool:
-        return any(data.endswith(self.data) if self.end else data == self.data for data in stored.values())
 
 
 @dataclass
@@ -63,6 +48,10 @@ class Meeting:
     reads: bool = True  # whatever is shown here is read, so that its bytes are here
     hold: int = 0  # counts the hold-ups
     held: list[Any] = field(default_factory=list)  # the faults of this one
+    overtaken: set[str] = field(default_factory=set)  # stored files that others have removed or replaced
+    origins: dict[str, str] = field(default_factory=dict)  # names that were renamed here, and from where
+    listed: set[str] = field(default_factory=set)  # the paths of the last listing
+    restarted: bool = False  # the mount has ended since, and with it what `flush` would tell
 
     def __post_init__(self) -> None:
         self.folder = f"m{self.number}"
@@ -89,6 +78,8 @@ class Meeting:
 
     def verify(self) -> None:
         """Raises Failed."""
+        if self.take_drafts() and not self.restarted:
+            self._fail("kept for recover, and flush did not say so", {})
         stored = {path: data for path, data in self.stage.box.files().items() if path.startswith(f"{self.folder}/")}
         for version in self.versions:
             if version.must and not (version.endangered and version.since != -1) and not version.is_in(stored):
@@ -99,6 +90,25 @@ class Meeting:
             if time.monotonic() > until:
                 self._fail(f"shown: {sizes(shown)}", stored)
             time.sleep(0.2)
+
+    def take_drafts(self) -> bool:
+        """Discard what is kept of changes that cannot be stored, once it is looked at. Whether there was any.
+
+        Raises Failed if others have not been in the way.
+        """
+        drafts = [draft for draft in self.stage.drafts() if draft["path"].startswith(f"{self.folder}/")]
+        for draft in drafts:
+            path = draft["path"].partition(".conflict-")[0]
+            self.steps.append(["kept", draft["path"], draft["size"], draft["missing"]])
+            file = Path(draft["file"])
+            kept = file.read_bytes() if file.exists() else b""
+            if not {path, self.origins.get(path)} & self.overtaken or not draft["missing"]:
+                self._fail(f"kept for recover without a reason: {draft}", {})
+            for version in self.versions:
+                if version.path == path and version.appended and kept.endswith(version.appended):
+                    version.must = False
+            self.stage.discard(draft["id"])
+        return bool(drafts)
 
     def _shown(self) -> Tree:
         """What there is, after a refresh. The kernel may keep an older answer for a second."""
@@ -116,10 +126,7 @@ class Meeting:
     # -- the other client --------------------------------------------------------------------------------------
 
     def _others_store(self, path: str) -> None:
-        before = self.stage.box.files().get(path)
-        for version in self.versions:
-            if version.data == before or (version.end and before is not None and before.endswith(version.data)):
-                version.must = False  # theirs to replace
+        self._is_overtaken(path)
         version = Version(path, self._new_bytes(), ours=False)
         if path in self.changed:
             version.endangered, version.since = True, self.changed[path]
@@ -136,21 +143,30 @@ class Meeting:
         self._remove(self._path())
 
     def _remove(self, path: str) -> None:
-        before = self.stage.box.files().get(path)
-        if before is None:
+        if not self._is_overtaken(path):
             return
         self.steps.append(["others remove", path])
-        for version in self.versions:
-            if version.data == before or (version.end and before.endswith(version.data)):
-                version.must = False
         with contextlib.suppress(KeyError):
             self.stage.box.remove(path)
 
+    def _is_overtaken(self, path: str) -> bool:
+        """Whether something is stored there. It is theirs to replace or to remove."""
+        before = self.stage.box.files().get(path)
+        if before is None:
+            return False
+        self.overtaken.add(path)
+        for version in self.versions:
+            if version.data == before or (version.end and before.endswith(version.data)):
+                version.must = False
+        return True
+
     def _list_while_others_remove(self) -> None:
-        """What is there all the time is listed."""
+        """What is there all the time is listed. If the service does not answer, what it has listed last is."""
         listed = {path for path in self.stage.box.paths() if path.startswith(f"{self.folder}/")}
         gone = set(self.chance.sample(sorted(listed), min(len(listed), self.chance.randrange(1, 4))))
         stay = {path for path in listed - gone - self.changed.keys() if path.count("/") == 1}
+        if self.stage.may_not_list:
+            stay &= self.listed
         delay = self.chance.choice([0.0, 0.01, 0.03])
         fault = self.stage.box.faults.add("list*", "latency", seconds=0.02, path=self.folder)
 
@@ -172,6 +188,7 @@ class Meeting:
 
     def _write(self) -> None:
         path, data = self._path(), self._new_bytes()
+        self._note_shown(path)
         if self._try(["write", path, len(data)], lambda: (self.top / path).write_bytes(data)):
             self._changed(path)
             self.versions.append(Version(path, data, ours=True))
@@ -183,16 +200,19 @@ class Meeting:
             with open(self.top / path, "ab", buffering=0) as file:
                 file.write(data)
 
+        self._note_shown(path)
         known = [version for version in self.versions if version.path == path and version.must]
         if self._try(["append", path, len(data)], act):
             sure = len(known) == 1 and known[0].shown and not known[0].end and path not in self.changed
             self._changed(path)
-            self.versions.append(Version(path, known[0].data + data if sure else data, ours=True, end=not sure))
+            whole = known[0].data + data if sure else data
+            self.versions.append(Version(path, whole, ours=True, end=not sure, appended=data))
 
     def _unlink(self) -> None:
         self._unlink_one(self._path())
 
     def _unlink_one(self, path: str) -> None:
+        self._note_shown(path)
         if self._try(["unlink", path], lambda: (self.top / path).unlink()):
             self._changed(path)
 
@@ -210,10 +230,13 @@ class Meeting:
 
     def _rename(self) -> None:
         old, new = self._path(), self._path()
+        self._note_shown(old)
+        self._note_shown(new)
         moved = [version for version in self.versions if version.path == old and version.must and version.shown]
         if self._try(["rename", old, new], lambda: os.rename(self.top / old, self.top / new)) and old != new:
             self._changed(new)
             self._changed(old)
+            self.origins[new] = self.origins.pop(old, old)
             for version in moved:
                 version.must, version.path = True, new
 
@@ -230,6 +253,14 @@ class Meeting:
                 if version.endangered and version.since == self.hold and self.held:
                     version.since = -1  # a listing has shown it, and ours still waits
                 elif not version.endangered and (self.top / version.path).stat().st_size == len(version.data):
+                    version.shown = True
+
+    def _note_shown(self, path: str) -> None:
+        """What a name shows now is what a change of it, by the next call, takes the place of."""
+        with contextlib.suppress(OSError):
+            size = (self.top / path).stat().st_size
+            for version in self.versions:
+                if version.path == path and not version.endangered and size == len(version.data):
                     version.shown = True
 
     def _changed(self, path: str) -> None:
@@ -301,6 +332,7 @@ class Meeting:
         except OSError:
             names = []
         self.steps.append(["list", sorted(names)])
+        self.listed = {f"{self.folder}/{name}" for name in names}
         return names
 
     def _walk(self, folder: str) -> list[str]:
@@ -308,7 +340,3 @@ class Meeting:
         for directory, _, files in os.walk(self.top / folder):
             found += [Path(directory, name).relative_to(self.top).as_posix() for name in files]
         return found
-
-
-def sizes(tree: Tree) -> dict[str, int]:
-    return {path: len(data) for path, data in sorted(tree.items())}

@@ -81,6 +81,10 @@ class Failed(AssertionError):
         self.who = who
 
 
+class Refused(Failed):
+    """Files that were closed are not stored, and a flush says so."""
+
+
 class Stage:
     """`closed` has the digests of all that may ever be on the service."""
 
@@ -200,16 +204,34 @@ class Stage:
             shutil.rmtree(place)
 
     def flush(self) -> None:
-        """Raises Failed if the service has not got all after a while, though nothing is in the way."""
+        """Raises Refused, or Failed if the service has not got all after a while, though nothing is in the way."""
         until = time.monotonic() + patient(FLUSH_BOUND)
         while True:
             try:
                 (self.m.path / ".cloudsimfs/flush").write_text("1")
                 return
             except OSError as error:
+                told = (self.m.path / ".cloudsimfs/status").read_text().splitlines()
+                if refused := [line for line in told if line.startswith("refused ")]:
+                    raise Refused("\n".join(["flush:", *refused])) from error
                 if time.monotonic() > until:
                     raise Failed(f"flush: {error}: {self.m.pending()}") from error
                 time.sleep(0.05)
+
+    def drafts(self) -> list[dict[str, Any]]:
+        """What is kept for `recover` beside the names."""
+        found = json.loads((self.m.path / ".cloudsimfs/recover.json").read_text())
+        return [draft for draft in found if not draft["shown"]]
+
+    def discard(self, draft: str) -> None:
+        (self.m.path / ".cloudsimfs/recover").write_text(f"discard {draft}")
+
+    @property
+    def may_not_list(self) -> bool:
+        """Whether the service may leave a listing unanswered now."""
+        return self.box.settings.hourly_limit > 0 or any(
+            fault.operation in ("*", "list*") and fault.kind != "latency" for fault in self.box.faults.active()
+        )
 
     def ours(self, tree: Tree) -> Tree:
         """The part in which nobody else works."""
