@@ -104,9 +104,12 @@ class Sent:
 
 def _is_needed(upload: Sent, last_ns: int | None) -> bool:
     """Whether an upload before the last may still be listed, or stored: `last_ns` is when the last one was stored."""
-    if not upload.answered:
+    if not upload.answered or upload == UNKNOWN:
         return True
     return last_ns is not None and upload.stored_ns is not None and upload.stored_ns > last_ns - RECENT_NS
+
+
+UNKNOWN = Sent(0, -1, answered=True)  # uploads of which nothing more is known: what is listed may be one of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +197,9 @@ class Inode(InodeState):
         """Note that the last of `size` bytes is about to be sent. The caller holds `lock`."""
         upload = Sent(self.generation, size)
         tries = [earlier for earlier in self.sent if earlier == upload]  # one that stays in doubt tells of all
-        others = (earlier for earlier in self.sent if earlier != upload)
+        others = [earlier for earlier in self.sent if earlier != upload]
+        if self.uploaded and not self.sent:
+            others.append(UNKNOWN)
         self.uploaded, self.sent = True, (*others, *tries[:1], upload)[-SENT_KEPT:]
 
     def arrived_locked(self, generation: int, stored_ns: int | None, at: float) -> None:

@@ -51,9 +51,11 @@ from cloudsimfs.journal.rows import (
     TombstoneRow,
     draft_row,
     file_row,
+    pack_sent,
+    unpack_sent,
     unpack_version,
 )
-from cloudsimfs.journal.schema import DRAFTS, EVERYTHING, FILES, SCHEMA, SCHEMA_VERSION, SENT
+from cloudsimfs.journal.schema import DRAFT_BASES, DRAFTS, EVERYTHING, FILES, SCHEMA, SCHEMA_VERSION, SENT
 from cloudsimfs.journal.stamp import Stamps
 from cloudsimfs.service.model import LaunchRequest
 
@@ -147,6 +149,8 @@ class Journal:
                 row.kept,
                 *pack_bytes(row.bytes),
             )
+            if row.sent and not row.kept:
+                self._db.run("INSERT INTO draft_base VALUES (?,?,?)", row.ino, row.stored_ns, pack_sent(row.sent))
             self._notes.draft(row, closed=closed)
 
     def move_file(self, ino: int, path: str, base: Base) -> None:
@@ -192,7 +196,14 @@ class Journal:
         return [replace(row, sent=sent.get(row.ino, ())) for row in rows]
 
     def drafts(self) -> list[DraftRow]:
-        return [draft_row(values) for values in self._db.rows(DRAFTS)]
+        rows = [draft_row(values) for values in self._db.rows(DRAFTS)]
+        based = {ino: (stored_ns, unpack_sent(sent)) for ino, stored_ns, sent in self._db.rows(DRAFT_BASES)}
+        return [
+            row
+            if row.kept or row.ino not in based
+            else replace(row, stored_ns=based[row.ino][0], sent=based[row.ino][1])
+            for row in rows
+        ]
 
     def backing_names(self) -> set[str]:
         """The backing files that rows name."""
@@ -231,21 +242,31 @@ class Journal:
         return [path for (path,) in self._db.rows("SELECT path FROM folder ORDER BY path")]
 
     def save_tombstone(self, row: TombstoneRow) -> None:
-        self._db.run(
-            "INSERT OR REPLACE INTO gone VALUES (?,?,?,?,?,?)",
-            row.path,
-            pack(row.entry),
-            row.is_dir,
-            json.dumps([pack(entry) for entry in row.below]),
-            json.dumps(row.after),
-            row.done,
-        )
+        base = row.base
+        with self.transaction():
+            self.drop_tombstone(row.path)
+            self._db.run(
+                "INSERT INTO gone VALUES (?,?,?,?,?,?)",
+                row.path,
+                pack(row.entry),
+                row.is_dir,
+                json.dumps([pack(entry) for entry in row.below]),
+                json.dumps(row.after),
+                row.done,
+            )
+            if base is not None:
+                values = (pack(base.entry), base.uploaded, base.stored_ns, pack_sent(base.sent))
+                self._db.run("INSERT INTO gone_base VALUES (?,?,?,?,?)", row.path, *values)
 
     def drop_tombstone(self, path: str) -> None:
         self._db.run("DELETE FROM gone WHERE path = ?", path)
 
     def tombstones(self) -> list[TombstoneRow]:
         rows = self._db.rows("SELECT * FROM gone ORDER BY rowid")
+        bases = {
+            path: Base(unpack(entry), bool(uploaded), stored_ns, unpack_sent(sent))
+            for path, entry, uploaded, stored_ns, sent in self._db.rows("SELECT * FROM gone_base")
+        }
         return [
             TombstoneRow(
                 path=path,
@@ -254,6 +275,7 @@ class Journal:
                 below=tuple(file for item in json.loads(below) if (file := unpack(item)) is not None),
                 after=tuple(json.loads(after)),
                 done=bool(done),
+                base=bases.get(path),
             )
             for path, entry, is_dir, below, after, done in rows
         ]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import enum
 import json
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 from cloudsimfs.datacache.state import ContentState, unpack, unpack_bytes
-from cloudsimfs.inode import Sent
+from cloudsimfs.inode import Base, Sent
 from cloudsimfs.service.model import Entry, LaunchRequest
 
 
@@ -48,6 +48,8 @@ class DraftRow:
     since_ns: int
     kept: Kept
     bytes: ContentState
+    stored_ns: int | None = None
+    sent: tuple[Sent, ...] = ()
 
     def size(self, on_disk: int) -> int:
         """Bytes of the draft, of a backing file that has `on_disk`: the row was made at the first change."""
@@ -60,7 +62,7 @@ class DraftRow:
 
 @dataclass(frozen=True, slots=True)
 class TombstoneRow:
-    """One row of the table `gone`."""
+    """One row of the table `gone`, with `base` if there is one in `gone_base`."""
 
     path: str
     entry: Entry | None
@@ -68,6 +70,7 @@ class TombstoneRow:
     below: tuple[Entry, ...]
     after: tuple[int, ...]
     done: bool
+    base: Base | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,14 @@ class LaunchRow:
     run: int | None
     refused: str | None = None
     refused_at: float = 0.0  # wall seconds
+
+
+def pack_sent(sent: tuple[Sent, ...]) -> str:
+    return json.dumps([astuple(upload) for upload in sent])
+
+
+def unpack_sent(text: str) -> tuple[Sent, ...]:
+    return tuple(Sent(*values) for values in json.loads(text))
 
 
 def unpack_version(text: str | None) -> tuple[int, int, int] | None:

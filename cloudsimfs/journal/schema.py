@@ -46,6 +46,17 @@ CREATE TABLE IF NOT EXISTS draft (         -- bytes written since the last close
   present    TEXT NOT NULL
 );
 CREATE UNIQUE INDEX IF NOT EXISTS live_draft ON draft (ino) WHERE NOT kept;
+CREATE TABLE IF NOT EXISTS draft_base (    -- what else a draft is based on, if uploads from here are a part of that
+  ino        INTEGER PRIMARY KEY,
+  stored_ns  INTEGER,                      -- as in file
+  sent       TEXT NOT NULL                 -- JSON list of what the table sent has of a file
+);
+CREATE TRIGGER IF NOT EXISTS draft_dropped AFTER DELETE ON draft WHEN NOT old.kept BEGIN
+  DELETE FROM draft_base WHERE ino = old.ino;
+END;
+CREATE TRIGGER IF NOT EXISTS draft_kept AFTER UPDATE OF kept ON draft BEGIN
+  DELETE FROM draft_base WHERE ino = old.ino;
+END;
 CREATE TABLE IF NOT EXISTS folder (        -- folders made here that the service does not have (it has no mkdir)
   path       TEXT PRIMARY KEY
 );
@@ -57,6 +68,16 @@ CREATE TABLE IF NOT EXISTS gone (          -- names removed here: a delete to be
   after      TEXT NOT NULL,                -- JSON list of inode numbers to be stored first (rename)
   done       INTEGER NOT NULL              -- 1: the service has acknowledged the delete
 );
+CREATE TABLE IF NOT EXISTS gone_base (     -- what a file is based on that takes a removed name; no row: gone.entry
+  path       TEXT PRIMARY KEY,
+  entry      TEXT,                         -- the columns as in file, and sent as in draft_base
+  uploaded   INTEGER NOT NULL,
+  stored_ns  INTEGER,
+  sent       TEXT NOT NULL
+);
+CREATE TRIGGER IF NOT EXISTS gone_dropped AFTER DELETE ON gone BEGIN
+  DELETE FROM gone_base WHERE path = old.path;
+END;
 CREATE TABLE IF NOT EXISTS launch (        -- of an older version; now the account's book has them (`runs.book`)
   id         INTEGER PRIMARY KEY,
   request    TEXT NOT NULL,                -- JSON [cpu, ram, script, folder, nopre, mesh]
@@ -82,10 +103,11 @@ CREATE TABLE IF NOT EXISTS adopted (       -- the handovers that were taken in h
 );
 """
 
-EVERYTHING = ("file", "sent", "draft", "folder", "gone", "launch", "attr", "handover")
+EVERYTHING = ("file", "sent", "draft", "draft_base", "folder", "gone", "gone_base", "launch", "attr", "handover")
 """What belongs to the key whose directory it is: all tables but `identity` and `adopted`."""
 
 FILES = "SELECT * FROM file ORDER BY rowid"
 SENT = "SELECT ino, generation, size, answered FROM sent ORDER BY rowid"
 IDENTITY = "SELECT id, count FROM identity"
+DRAFT_BASES = "SELECT ino, stored_ns, sent FROM draft_base"
 DRAFTS = "SELECT * FROM draft ORDER BY rowid"

@@ -289,7 +289,7 @@ def _moved(row: FileRow, path: str) -> FileRow:
 
 
 def _moved_draft(row: DraftRow, path: str) -> DraftRow:
-    return row if path == row.path else replace(row, path=path, base=None, uploaded=False)
+    return row if path == row.path else replace(row, path=path, base=None, uploaded=False, stored_ns=None, sent=())
 
 
 def _link(source: Path, target: Path) -> None:

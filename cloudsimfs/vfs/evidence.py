@@ -6,7 +6,7 @@ look alike. So each rule says what counts as proof; without proof nothing change
 
 from __future__ import annotations
 
-from cloudsimfs.inode import Base, Inode, Sent, Tombstone, WriteState
+from cloudsimfs.inode import UNKNOWN, Base, Inode, Sent, Tombstone, WriteState
 from cloudsimfs.service.model import Entry
 
 SECOND_NS = 1_000_000_000  # nanoseconds; the unit of the service's times
@@ -118,6 +118,8 @@ def _is_of_others(base: Inode | Base, entry: Entry) -> bool:
 
 def _may_be_listed_as(entry: Entry, upload: Sent, last_ns: int) -> bool:
     """Whether an entry may be this upload. `last_ns` is when the last one of the file was stored."""
+    if upload == UNKNOWN:
+        return entry.mtime_ns is None or entry.mtime_ns <= last_ns + CLOCK_SLACK_NS
     if upload.size != entry.size:
         return False
     if upload.stored_ns is None or upload.stored_ns == last_ns or entry.mtime_ns is None:

@@ -86,7 +86,7 @@ def _replay_file(tree: Tree, row: FileRow) -> Inode:
 
 
 def _replay_draft(tree: Tree, row: DraftRow) -> Inode:
-    inode = _replay_inode(tree, row, Base(row.base, row.uploaded))
+    inode = _replay_inode(tree, row, Base(row.base, row.uploaded, row.stored_ns, row.sent))
     size = max(0, tree.datacache.file_size(row.bytes))  # the row was written at the first change
     inode.content = tree.datacache.restore(replace(row.bytes, size=size))
     inode.since_ns = row.since_ns
@@ -144,6 +144,7 @@ def _replay_tombstone(tree: Tree, row: TombstoneRow, inodes: dict[int, Inode]) -
         tree.journal.drop_tombstone(row.path)  # it is overwritten, not deleted
         return
     tombstone = Tombstone(row.path, row.entry, is_dir=row.is_dir)
+    tombstone.base = row.base or tombstone.base
     tombstone.below = list(row.below)
     tombstone.look_after = tree.born_at
     if row.done:

@@ -101,9 +101,7 @@ def claim_for_file(tree: Tree, path: str) -> Base:
     begun = not _take_back(tree, tombstone)
     if tombstone.is_dir:
         return Base()
-    known = tombstone.entry if tombstone.entry is not None and tombstone.entry.id else None
-    base = tombstone.base if known is None else Base(known)
-    return replace(base, uploaded=begun or base.uploaded)
+    return replace(tombstone.base, uploaded=begun or tombstone.base.uploaded)
 
 
 def claim_for_folder(tree: Tree, path: str) -> Tombstone | None:

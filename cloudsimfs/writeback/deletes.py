@@ -72,9 +72,8 @@ class PendingDeletes:
     def save(self, tombstone: Tombstone) -> None:
         """Journal the tombstone as it is now."""
         after = tuple(inode.attr.ino or 0 for inode in tombstone.after)
-        row = TombstoneRow(
-            tombstone.path, tombstone.entry, tombstone.is_dir, tuple(tombstone.below), after, tombstone.done
-        )
+        below, base = tuple(tombstone.below), tombstone.base if tombstone.base.sent else None
+        row = TombstoneRow(tombstone.path, tombstone.entry, tombstone.is_dir, below, after, tombstone.done, base)
         self._journal.save_tombstone(row)
 
     def call_off(self, tombstone: Tombstone) -> bool:

@@ -34,4 +34,6 @@ def draft_row(inode: Inode, since_ns: int, *, kept: Kept = Kept.NO) -> DraftRow:
         since_ns=since_ns,
         kept=kept,
         bytes=inode.content.describe(),
+        stored_ns=inode.stored_ns,
+        sent=inode.sent,
     )

@@ -397,3 +397,76 @@ def test_others_replace_a_file_and_its_folder_is_listed_as_empty_once(
 
 def no_entry(answer: object) -> object:
     return {"response": []} if isinstance(answer, dict) else []
+
+
+# -- after the mount has ended while something was under way ---------------------------------------------------------
+
+
+def remake_while_uploads_fail(world: World, after: str) -> None:
+    """Its first try fails once all of its bytes are sent: the service might have them, and has what was there."""
+    fault = world.box.faults.add("object-put", "status", status=503)
+    world.write("f", after.encode())
+    wait_until(lambda: fault.fired, "an upload fails")
+    world.rest()
+
+
+@pytest.mark.parametrize("removed_first", [True, False], ids=["removed", "draft"])
+def test_a_name_of_our_own_is_no_conflict_after_a_mount(
+    box: Sandbox, worlds: Callable[[], World], removed_first: bool
+) -> None:
+    """It was stored, and removed; the mount ends before its delete. What is listed then was stored from here."""
+    world = worlds()
+    world.tree.readdir("")
+    world.write("f", b"the first version")
+    world.files.writeback.drain()
+    box.advance(10)
+    world.files.unlink("f")
+    if not removed_first:
+        world.files.handles.create("f", 0o644, os.O_WRONLY)  # and the mount ends while it is written
+    world = worlds()
+    remake_while_uploads_fail(world, "the second")
+    box.faults.clear()
+    drain(world)
+    assert box.files() == {"f": b"the second"}
+
+
+@pytest.mark.parametrize("removed_first", [True, False], ids=["removed", "draft"])
+def test_others_replace_a_removed_name_between_two_mounts(
+    box: Sandbox, worlds: Callable[[], World], removed_first: bool
+) -> None:
+    world = worlds()
+    world.tree.readdir("")
+    world.write("f", b"the first version")
+    world.files.writeback.drain()
+    world.files.unlink("f")
+    if not removed_first:
+        world.files.handles.create("f", 0o644, os.O_WRONLY)
+    put_by_others(box, "f", THEIRS)
+    world = worlds()
+    remake_while_uploads_fail(world, MINE.decode())
+    box.faults.clear()
+    check_both_are_kept(world)
+
+
+def test_a_name_is_made_again_after_its_delete_has_seen_an_old_listing(box: Sandbox, world: World) -> None:
+    """The delete has failed; the listing shows only later what was stored here last."""
+    box.put("f", b"as it was")
+    world.tree.readdir("")
+    box.advance(10)
+    box.settings.listing_lag = 5.0
+    world.write("f", b"the first version")
+    world.files.writeback.drain()
+    fault = box.faults.add("delete", "status", status=503)
+    world.files.unlink("f")
+    world.clock.advance(3)
+    world.rest()
+    assert fault.fired
+    box.advance(10)
+    refused = box.faults.add("object-put", "status", status=503)
+    world.write("f", b"the second")
+    wait_until(lambda: refused.fired, "an upload fails")
+    world.rest()
+    see(world)
+    box.faults.clear()
+    drain(world)
+    assert box.files() == {"f": b"the second"}

@@ -201,6 +201,21 @@ def test_what_others_have_stored(
     assert is_foreign_locked(inode, listed) is foreign
 
 
+@pytest.mark.parametrize("listed_s", [19, 20, 22])
+def test_what_is_not_known_of_earlier_uploads_stays_so(listed_s: int) -> None:
+    """Whatever is listed may be one of them, unless it is later than our last."""
+    inode = Inode("d/f", is_dir=False, entry=None, attr=LocalAttr(ino=9))
+    inode.rebase_locked(Base(None, uploaded=True))
+    listed, later = file(size=6, mtime_ns=listed_s * 10**9), file(size=6, mtime_ns=99 * 10**9)
+    inode.may_arrive_locked(3)
+    assert not is_foreign_locked(inode, listed)
+    for _ in range(2):
+        inode.may_arrive_locked(3)
+        inode.arrived_locked(0, 20 * 10**9, NOW)
+        assert not is_foreign_locked(inode, listed)
+        assert is_foreign_locked(inode, later)
+
+
 def test_tries_that_stay_in_doubt() -> None:
     """Of one version one is enough to know. There may be many versions, of which the last ones are known."""
     inode = Inode("d/f", is_dir=False, entry=None, attr=LocalAttr(1))

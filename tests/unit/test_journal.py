@@ -451,3 +451,42 @@ def test_what_was_sent_of_a_file_is_kept_as_long_as_its_row(journal: Journal) ->
     journal.drop_file(marked.ino)
     journal.save_file(FILES[0])
     assert FILES[0] in journal.files()
+
+
+SENT = (Sent(0, 9, answered=True), Sent(1, 0))
+
+
+def test_what_a_removed_name_is_based_on_goes_with_its_row(journal: Journal) -> None:
+    plain = TOMBSTONES[1]
+    row = replace(plain, base=Base(UNSIZED, uploaded=True, stored_ns=7, sent=SENT))
+    journal.save_tombstone(row)
+    assert journal.tombstones() == [row]
+    journal.save_tombstone(plain)
+    assert journal.tombstones() == [plain]
+    journal.save_tombstone(row)
+    journal.drop_tombstone(row.path)
+    journal.save_tombstone(plain)
+    assert journal.tombstones() == [plain]
+
+
+def test_what_a_draft_is_based_on_goes_with_its_row(journal: Journal) -> None:
+    plain = DRAFTS[0]
+    row = replace(plain, stored_ns=7, sent=SENT)
+    journal.save_draft(row, closed=False)
+    assert journal.drafts() == [row]
+    journal.save_draft(replace(row, kept=Kept.DRAFT), closed=False)
+    journal.save_draft(plain, closed=False)
+    assert journal.drafts() == [replace(plain, kept=Kept.DRAFT), plain]
+    journal.save_draft(row, closed=False)
+    journal.drop_file(row.ino)
+    journal.save_draft(plain, closed=False)
+    assert journal.drafts() == [replace(plain, kept=Kept.DRAFT), plain]
+
+
+def test_what_a_draft_is_based_on_does_not_stay_when_it_is_kept(journal: Journal) -> None:
+    plain = DRAFTS[0]
+    for following in (plain, replace(plain, stored_ns=8, sent=SENT)):
+        journal.save_draft(replace(plain, stored_ns=7, sent=SENT), closed=False)
+        journal.keep_draft(plain, plain.bytes)
+        journal.save_draft(following, closed=False)
+        assert journal.drafts()[-1] == following
