@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import math
 import sqlite3
 import threading
 import zlib
@@ -61,9 +60,10 @@ class ListingStore:
     def __init__(self, path: Path) -> None:
         self._lock = threading.Lock()  # protects _db
         self._db = self.open(path)
-        # After a crash these listings may be older than what we have done since, and what the journal has dropped,
-        # relying on a newer listing. They serve only while the service cannot be asked.
-        self._trusted = self._db.execute("PRAGMA application_id").fetchone()[0] == CLEAN
+        if self._db.execute("PRAGMA application_id").fetchone()[0] != CLEAN:
+            # After a crash these listings may be older than what we have done since, and what the journal has
+            # dropped, relying on a newer listing. They serve only while the service cannot be asked, from now on.
+            self._db.execute("UPDATE listing SET asked_at = -9e999 WHERE asked_at > -9e999")
         self._wake = threading.Condition()  # protects the two below
         # the listings to write, by directory; None: to be deleted with all below it
         self._pending: dict[str, tuple[float, Mapping[str, Entry]] | None] = {}
@@ -103,7 +103,7 @@ class ListingStore:
     def load(self, path: str) -> tuple[float, dict[str, Entry]] | None:
         """When a directory was listed (wall seconds, from before the call), and its entries by name; None if never.
 
-        The time is -inf if the last mount did not end in order.
+        The time is -inf if a mount did not end in order since.
         """
         with self._wake:
             pending = self._pending.get(path)
@@ -116,7 +116,7 @@ class ListingStore:
         if row is None:
             return None
         items = json.loads(zlib.decompress(row[1]))
-        return row[0] if self._trusted else -math.inf, {
+        return row[0], {
             name: Entry(entry_id, path, name, is_dir, size or 0, mtime_ns, size is not None)
             for entry_id, name, is_dir, size, mtime_ns in items
         }

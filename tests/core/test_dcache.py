@@ -459,6 +459,18 @@ def test_listings_of_a_mount_that_crashed_serve_only_while_the_service_cannot_be
     assert rigs(timeouts=PATIENT).names("d") == ["e"]
 
 
+def test_listings_of_a_mount_that_crashed_are_asked_for_again_however_many_mounts_later(
+    rig: Rig, rigs: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next mount ends in order without having looked."""
+    monkeypatch.setattr(store_module, "WRITE_INTERVAL", 0.01)
+    rig.names("d")
+    wait_until(lambda: not rig.store._pending, "the listing is on disk")
+    rig.box.remove("d/x")
+    rigs().close()
+    assert rigs().names("d") == ["e"]
+
+
 def test_a_forgotten_directory_is_gone_before_that_is_on_disk(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "WRITE_INTERVAL", 0.01)
     rig.names("d/e")
