@@ -62,7 +62,7 @@ def bury_folder(
     for below, item in tree.overlay.below(path):
         if isinstance(item, Tombstone) and not item.done:
             tree.pending_deletes.call_off(item)  # one that has begun may fail, so it is asked for again
-            tombstone.below += item.below if item.is_dir else [item.entry or unknown_file(below)]
+            tombstone.below += item.below if item.is_dir else [_removed_file(item)]
             awaited |= item.after
             if item.is_dir and not item.below:
                 hide_folder(tree, below)  # none of its files will tell of it (`_hide_folders`)
@@ -73,6 +73,12 @@ def bury_folder(
         bury(tree, tombstone, after=awaited)
     else:
         hide_folder(tree, path)  # its files were deleted one by one: the service has no empty folders
+
+
+def _removed_file(tombstone: Tombstone) -> Entry:
+    """What was removed, of unknown id if it was uploaded from here: what was found may be an older version."""
+    entry = tombstone.entry
+    return unknown_file(tombstone.path) if entry is None or tombstone.base.uploaded else entry
 
 
 def hide_folder(tree: Tree, path: str) -> None:

@@ -448,25 +448,32 @@ def test_others_replace_a_removed_name_between_two_mounts(
     check_both_are_kept(world)
 
 
-def test_a_name_is_made_again_after_its_delete_has_seen_an_old_listing(box: Sandbox, world: World) -> None:
+@pytest.mark.parametrize("folder_too", [False, True])
+def test_a_name_is_made_again_after_its_delete_has_seen_an_old_listing(
+    box: Sandbox, world: World, folder_too: bool
+) -> None:
     """The delete has failed; the listing shows only later what was stored here last."""
-    box.put("f", b"as it was")
+    box.put("d/f", b"as it was")
     world.tree.readdir("")
+    world.tree.readdir("d")
     box.advance(10)
     box.settings.listing_lag = 5.0
-    world.write("f", b"the first version")
+    world.write("d/f", b"the first version")
     world.files.writeback.drain()
     fault = box.faults.add("delete", "status", status=503)
-    world.files.unlink("f")
+    world.files.unlink("d/f")
     world.clock.advance(3)
     world.rest()
     assert fault.fired
+    if folder_too:
+        world.files.rmdir("d")
+        world.files.mkdir("d", 0o755)
     box.advance(10)
     refused = box.faults.add("object-put", "status", status=503)
-    world.write("f", b"the second")
+    world.write("d/f", b"the second")
     wait_until(lambda: refused.fired, "an upload fails")
     world.rest()
-    see(world)
+    see(world, "d")
     box.faults.clear()
     drain(world)
-    assert box.files() == {"f": b"the second"}
+    assert box.files() == {"d/f": b"the second"}
