@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from lying import Case, day, lies
-from nursery import Nursery
 
 DANGEROUS = [
     ("v1", "launch", "case", 2, "done, 404"),
@@ -26,19 +24,12 @@ DANGEROUS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def command() -> Iterator[Nursery]:
-    nursery = Nursery()
-    yield nursery
-    nursery.close()
-
-
 @pytest.mark.parametrize(("api", "operation", "path", "nth", "name"), DANGEROUS)
 def test_one_lie_loses_nothing(
-    mount_base: Path, tmp_path: Path, command: Nursery, api: str, operation: str, path: str, nth: int, name: str
+    mount_base: Path, tmp_path: Path, api: str, operation: str, path: str, nth: int, name: str
 ) -> None:
     """Nothing is lost, no run is started twice, and nothing stays hidden."""
     (lie,) = (lie for lie in lies(api, operation) if lie.name == name)
-    result = day(mount_base / tmp_path.name, api, Case(api, operation, path, nth, f"call {nth}", lie), command)
+    result = day(mount_base / tmp_path.name, api, Case(api, operation, path, nth, f"call {nth}", lie))
     assert result.fired
     assert result.violations == [], str(result)

@@ -15,7 +15,6 @@ import pytest
 from cloudsimfs.sandbox import Sandbox
 from harness import (
     CRASHING,
-    OURS,
     Mounted,
     MountFactory,
     Tree,
@@ -26,6 +25,7 @@ from harness import (
     wait_until,
     write_key,
 )
+from nursery import OURS
 from runs_harness import SHORT, WORDS
 
 STORED = {"edited": os.urandom(3_000_000), "gone": b"gone", "case/moved": b"moved" * 100, "kept": b"kept"}

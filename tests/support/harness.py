@@ -34,9 +34,9 @@ from urllib.parse import urlsplit
 
 from cloudsimfs.sandbox import Sandbox
 from cloudsimfs.vfs.names import is_local_name
+from nursery import OURS, Nursery
 
 ROOT = Path(__file__).resolve().parents[2]
-OURS = ("-m", "cloudsimfs")
 CRASHING = ROOT / "tests/support/crashing.py"
 CONTROL_NAMES = (".simulations", ".cloudsimfs")
 COMMAND_BOUND = 60.0  # seconds a command or a wait may take
@@ -126,19 +126,17 @@ def cloudsimfs(
     env: Mapping[str, str] | None = None,
     program: Sequence[str] = OURS,
 ) -> subprocess.CompletedProcess[str]:
-    """Run the command line with these arguments, to its end; `program` may be one that wraps it."""
-    return subprocess.run(
-        [sys.executable, *program, *map(str, arguments)],
-        capture_output=True,
-        env={**client_environment(), **(env or {})},
-        stdin=subprocess.DEVNULL,
-        text=True,
-        timeout=patient(COMMAND_BOUND),
-        check=False,
-    )
+    """Run the command line with these arguments, to its end; `program` may be a script that wraps it."""
+    words = [*map(str, arguments)]
+    return _nursery(os.getpid()).run(program, words, {**client_environment(), **(env or {})}, patient(COMMAND_BOUND))
 
 
-Command = Callable[..., subprocess.CompletedProcess[str]]
+@functools.cache
+def _nursery(_: int) -> Nursery:
+    """This process's own: a fork of it makes another."""
+    made = Nursery(client_environment())
+    atexit.register(made.close)
+    return made
 
 
 def write_key(directory: Path, key: str) -> Path:
@@ -152,7 +150,7 @@ class Mounted:
     """`cloudsimfs mount` of a sandbox on a directory of its own. Create through the `mount` fixture."""
 
     def __init__(self, box: Sandbox, directory: Path, *, api: str, key: str | None = None, **options: Any) -> None:
-        """`program` wraps the command line, and `command` runs it; the other `options` are its own, as `ttl=0`."""
+        """`program` wraps the command line; the other `options` are its own, as `ttl=0`."""
         self.box = box
         self.path = directory / "mnt"
         self.cache = directory / "cache"
@@ -160,7 +158,6 @@ class Mounted:
         self._log_file = directory / "mount.log"
         self.key_file = write_key(directory, self.key)
         self._program: Sequence[str] = options.pop("program", OURS)
-        self._command: Command = options.pop("command", cloudsimfs)
         self._options = {"api": api, "write_back": 0.2, **options}
         self.expects_trouble = False  # the log may hold tracebacks
         self.path.mkdir()
@@ -185,7 +182,7 @@ class Mounted:
         for name, value in given.items():
             option = ("--no-" if value is False else "--") + name.replace("_", "-")
             words += [option] if isinstance(value, bool) else [option, str(value)]
-        return self._command("mount", self.path, *words, program=program)
+        return cloudsimfs("mount", self.path, *words, program=program)
 
     def option(self, **changes: Any) -> None:
         """Other options for the next start."""
@@ -218,7 +215,7 @@ class Mounted:
         end_processes(self.path)
 
     def umount(self, *options: str) -> subprocess.CompletedProcess[str]:
-        done = self._command("umount", self.path, *options)
+        done = cloudsimfs("umount", self.path, *options)
         if done.returncode == 0:
             wait_until(lambda: not self.pids, "the daemon ends after umount")
         return done

@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from cloudsimfs.sandbox import Sandbox, Settings
-from harness import Command, Mounted, Watchdog, clean_up, state_home
+from harness import Mounted, Watchdog, clean_up, state_home
 from moving import Ahead
-from nursery import Nursery
 from workday import STORED, Work, check, finish, going_on, half_made, remount, start, work
 
 GENERIC = "A technical problem has occurred, try again later."
@@ -279,15 +278,13 @@ def run_all(directory: Path, wanted: Sequence[Case], workers: int) -> Iterator[R
 
 
 def _work_off(directory: Path, wanted: Sequence[Case], todo: Any, done: Any) -> None:
-    command = Nursery()
     try:
         while (number := todo.get()) is not None:
             place = directory / f"{wanted[number].api}-{number}"
-            result = day(place, wanted[number].api, wanted[number], command)
+            result = day(place, wanted[number].api, wanted[number])
             shutil.rmtree(place, ignore_errors=True)
             done.put((number, replace(result, case=None)))
     finally:
-        command.close()
         shutil.rmtree(state_home(), ignore_errors=True)
 
 
@@ -330,7 +327,7 @@ class Result:
         return "\n".join([title, *self.violations, *map("told: {}".format, self.failed), *notable[-40:]])
 
 
-def day(directory: Path, api: str, case: Case | None, command: Command) -> Result:
+def day(directory: Path, api: str, case: Case | None) -> Result:
     """A day with one lie, or the true one."""
     began = time.monotonic()
     settings = Settings(hourly_limit=0, pending_seconds=0.05, page_size=3, cache_seconds=60.0)
@@ -340,8 +337,7 @@ def day(directory: Path, api: str, case: Case | None, command: Command) -> Resul
         versions = box.record_versions()
         directory.mkdir()
         clock = Ahead(directory / "ahead")
-        ahead = [str(directory / "ahead")]
-        m = Mounted(box, directory, api=api, command=command, program=ahead, write_back=0.5, ttl=60, run_ttl=1)
+        m = Mounted(box, directory, api=api, program=clock.program, write_back=0.5, ttl=60, run_ttl=1)
         fault = None
         if case is not None:
             fault = box.faults.add(case.operation, path=case.path, times=1, after=case.nth - 1, **case.lie.fault)

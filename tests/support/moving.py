@@ -27,6 +27,11 @@ class Ahead:
         self.seconds = 0.0
         self.move(0.0)
 
+    @property
+    def program(self) -> list[str]:
+        """For `harness.Mounted`."""
+        return [__file__, str(self._file), "cloudsimfs"]
+
     def move(self, seconds: float) -> None:
         self.seconds += seconds
         publish(self._file, struct.pack("d", self.seconds))
