@@ -222,8 +222,9 @@ def _wait_for_end(pid: int) -> None:
 
 
 def _has_ended(pid: int) -> bool:
+    """A container's init may never reap it, and it has its files until its last thread is gone (proc_pid_stat(5))."""
     try:
-        state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+        state, *values = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
         return True
-    return state in "ZX"  # a container's init may never reap it (proc_pid_stat(5))
+    return state in "ZX" and int(values[16]) <= 1

@@ -9,9 +9,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from cloudsimfs.cli import mounting
 from cloudsimfs.sandbox import Sandbox
 from harness import Mounted, MountFactory, client_environment, patient, run, wait_until, write_tree
 
@@ -121,3 +123,16 @@ def test_metrics_are_what_prometheus_reads(box: Sandbox, mount: MountFactory) ->
     assert found["cloudsimfs_pending_operations"] == 0
     assert found["cloudsimfs_uploaded_bytes_total"] == 5000
     assert found["cloudsimfs_api_calls_total"] == box.calls.api_count()
+
+
+def test_a_process_has_ended_once_its_last_thread_has() -> None:
+    """Until then it holds its files, and with them the lock that the next mount needs."""
+    script = "import ctypes, threading; threading.Thread(target=input).start(); ctypes.CDLL(None).pthread_exit(None)"
+    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE) as process:
+        stat = Path(f"/proc/{process.pid}/stat")
+        wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "Z", "the main thread ends")
+        assert not mounting._has_ended(process.pid)
+        process.kill()
+        wait_until(lambda: mounting._has_ended(process.pid), "all of it has ended, and nobody has reaped it")
+        assert process.poll() is not None
+    assert mounting._has_ended(process.pid)
