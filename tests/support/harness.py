@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from cloudsimfs.host.files import is_locked
 from cloudsimfs.sandbox import Sandbox
 from cloudsimfs.vfs.names import is_local_name
 from nursery import OURS, Nursery
@@ -169,6 +170,7 @@ class Mounted:
 
     def try_start(self, *, crash_at: str | None = None) -> subprocess.CompletedProcess[str]:
         """Mount; the daemon kills itself at `crash_at`, a point of `crashing`."""
+        self._wait_for_the_lock()
         program = self._program if crash_at is None else [str(CRASHING), crash_at, "cloudsimfs"]
         given = {
             "url": self.box.url,
@@ -213,6 +215,15 @@ class Mounted:
     def kill(self) -> None:
         """SIGKILL the daemon, as the OOM killer does; the dead mount stays."""
         end_processes(self.path)
+        self._wait_for_the_lock()
+
+    def _wait_for_the_lock(self) -> None:
+        """A killed daemon holds it until its last thread is gone; its command line is gone from /proc before."""
+
+        def is_free_or_in_use() -> bool:
+            return not any(map(is_locked, self.cache.glob("*/lock"))) or bool(processes_below(self.cache))
+
+        wait_until(is_free_or_in_use, "the killed daemon's lock is free")
 
     def umount(self, *options: str) -> subprocess.CompletedProcess[str]:
         done = cloudsimfs("umount", self.path, *options)
@@ -229,6 +240,7 @@ class Mounted:
     def wait_for_death(self) -> None:
         """The daemon, mounted with `crash_at`, has come to its point."""
         wait_until(lambda: not self.pids, "the daemon kills itself")
+        self._wait_for_the_lock()
 
     def crash(self) -> None:
         """Kill the daemon and mount anew."""
