@@ -24,8 +24,11 @@ from cloudsimfs.operations import Operations
 from cloudsimfs.service import Client
 from cloudsimfs.vfs.adoption import Handover
 from cloudsimfs.vfs.settle import Settlement
+from cloudsimfs.writeback import fsyncer
 from cloudsimfs.writeback.fsyncer import Fsyncer
 from cloudsimfs.writeback.uploads import Writeback
+
+PERIOD = 0.2  # seconds between rounds of fsync: some points come only with the next
 
 
 def always(*_: Any, **__: Any) -> bool:
@@ -78,6 +81,7 @@ def arm(point: str, at: int) -> None:
         return result
 
     setattr(owner, name, deadly)
+    fsyncer.PERIOD = PERIOD
 
 
 def main() -> None:
