@@ -320,14 +320,16 @@ def mounts_below(base: Path) -> list[str]:
 def processes_below(base: Path) -> list[int]:
     """Running mount daemons (no zombies) whose command line names `base` or a place below it."""
     found = []
+    place = os.fsencode(base)
     for process in Path("/proc").iterdir():
         if not process.name.isdigit() or int(process.name) == os.getpid():
             continue
         with contextlib.suppress(OSError):
             words = (process / "cmdline").read_bytes().split(b"\0")
+            if b"cloudsimfs" not in words or b"mount" not in words:
+                continue
             state = (process / "stat").read_text().rpartition(")")[2].split()[0]
-            named = any(word == os.fsencode(base) or word.startswith(os.fsencode(f"{base}/")) for word in words)
-            if b"cloudsimfs" in words and b"mount" in words and named and state not in "ZX":
+            if state not in "ZX" and any(word == place or word.startswith(place + b"/") for word in words):
                 found.append(int(process.name))
     return found
 
