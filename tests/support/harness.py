@@ -42,6 +42,7 @@ CRASHING = ROOT / "tests/support/crashing.py"
 CONTROL_NAMES = (".simulations", ".cloudsimfs")
 COMMAND_BOUND = 60.0  # seconds a command or a wait may take
 HANG_BOUND = 100.0  # seconds after which a test's mount is killed, if the machine is not busy
+LONG = "CLOUDSIMFS_TEST_LONG"  # set where tests may take long: scripts/soak --long
 UNEXPECTED = re.compile(r"Traceback|unexpected|AssertionError")
 Tree = dict[str, bytes]
 
@@ -52,6 +53,11 @@ def patient(seconds: float) -> float:
     No bound is what a test is about: it ends one that would wait for ever.
     """
     return seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
+def longer(short: int, long: int) -> int:
+    """How much of something a test does: `short` in the suite, `long` in `scripts/soak --long`."""
+    return long if os.environ.get(LONG) else short
 
 
 def wait_until(condition: Callable[[], object], what: str, *, timeout: float = 40.0) -> None:
