@@ -350,12 +350,17 @@ class Tree:
                 drop_content(self.journal, self.datacache, inode)
 
     def keep_folder(self, path: str, listing: Listing) -> None:
-        """Keep a folder that was just emptied, as any filesystem does. The service forgets it."""
+        """Keep a folder that was just emptied, as any filesystem does. The service forgets it.
+
+        One that only holds files that were unlinked while open is empty as soon as the daemon dies.
+        """
         self.attributes.touch(path)
         if path == paths.ROOT or isinstance(self.overlay.get(path), Inode):
             return
         hidden = len(self.overlay.inside(path))
-        if len(listing.names) > hidden or any(True for _ in self.overlay.merge(path, listing.names)):
+        if len(listing.names) > hidden:
+            return
+        if any(not name.startswith(HIDDEN_PREFIX) for name, _ in self.overlay.merge(path, listing.names)):
             return
         attr = self.attributes.get(path) or LocalAttr(ino=self.attributes.ino(path), mtime_ns=self.now_ns())
         self.overlay.put(path, Inode(path, is_dir=True, entry=unknown_folder(path), attr=attr))

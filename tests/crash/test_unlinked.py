@@ -99,3 +99,17 @@ def rows(m: Mounted) -> list[object]:
     (journal,) = m.cache.glob("*/journal.db")
     with contextlib.closing(sqlite3.connect(journal)) as db:
         return [row for table in ("file", "draft", "attr") for row in db.execute(f"SELECT path FROM {table}")]
+
+
+def test_its_folder_stays(box: Sandbox, mount: MountFactory) -> None:
+    """It was the last file in it, so the folder is empty here, as on any disk, though the service forgets it."""
+    box.populate(KEPT | {"case/d/f": OLD})
+    m = mount(write_back=0.1, ttl=0)
+    with contextlib.suppress(OSError), stored(m.path / "case/d/f"):
+        (m.path / "case/d/f").unlink()
+        assert os.listdir(m.path / "case/d") == []
+        m.kill()
+    m.start()
+    m.flush()
+    wait_until(lambda: box.files() == KEPT, "the file is deleted")
+    assert sorted(os.listdir(m.path / "case")) == ["d", "kept"]
