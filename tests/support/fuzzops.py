@@ -96,6 +96,10 @@ class Side:
     def do_stat(self, path: str) -> list[Any]:
         return attributes(os.lstat(self.top + path))
 
+    def do_room(self) -> None:
+        """The kernel asks the daemon each time: nothing of this is cached."""
+        os.statvfs(self.top)
+
     def do_list(self, path: str) -> list[list[Any]]:
         with os.scandir(self.top + path) as found:
             return sorted([entry.name, entry.is_dir()] for entry in found if not entry.name.startswith(HIDDEN))

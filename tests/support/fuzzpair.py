@@ -94,7 +94,7 @@ class Pair:
         """Whether only a part was written, because the daemon dies. The mount may live on for a moment."""
         until = time.monotonic() + (DEATH_BOUND if written < op[3] else 0.0)
         while time.monotonic() < until:
-            if self.mount.do(["stat", ""]) in GONE:
+            if self.mount.do(["room"]) in GONE:
                 return True
             time.sleep(0.01)
         return False
@@ -179,8 +179,7 @@ class Pair:
         elif name == "truncate" and before is not None:
             os.utime(path)  # a disk leaves the time if the size is the same
             self.closed.add(digest(read_file(path)))
-            if before[0] in {os.fstat(self.local.open[slot]).st_ino for slot in self.writable}:
-                self.dirty.setdefault(*before)
+            self.dirty.pop(before[0], None)  # as a close: also of what was written through other descriptors
         elif name == "close" and slot in self.writable:
             self.writable.discard(slot)
             self.dirty.pop(inode, None)
