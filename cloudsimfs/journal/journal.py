@@ -230,6 +230,10 @@ class Journal:
             self._db.run("DELETE FROM draft WHERE backing = ? AND kept", backing)
             self._notes.kept_dropped(backing)
 
+    def accept_refused(self, path: str) -> None:
+        """Note that the user has dealt with the files of this name that cannot be stored. They stay kept."""
+        self._db.run("UPDATE draft SET kept = ? WHERE path = ? AND kept = ?", Kept.DRAFT, path, Kept.REFUSED)
+
     # -- folders and tombstones -----------------------------------------------------------------------
 
     def save_folder(self, path: str) -> None:

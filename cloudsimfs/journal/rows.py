@@ -16,9 +16,10 @@ class Kept(enum.IntEnum):
     """Why a draft is beside the names; false if it is not. The values of the column `kept`."""
 
     NO = 0
-    DRAFT = 1  # the daemon that wrote it died, or others have replaced the file
+    DRAFT = 1  # the daemon that wrote it died; or REFUSED before, and the user has dealt with it
     FOUND_CLOSED = 2  # found in the data directory without a row, and closed
     FOUND_OPEN = 3  # the same, and it was being written, or nothing is known of it
+    REFUSED = 4  # closed, but others have replaced or removed the file that its missing bytes are of
 
 
 @dataclass(frozen=True, slots=True)

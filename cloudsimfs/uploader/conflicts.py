@@ -29,6 +29,7 @@ from cloudsimfs.vfs import tombstones
 from cloudsimfs.vfs.evidence import is_foreign_locked
 from cloudsimfs.vfs.names import conflict_names
 from cloudsimfs.vfs.tree import Tree
+from cloudsimfs.writeback.refusals import OVERTAKEN
 from cloudsimfs.writeback.rows import draft_row
 
 log = logging.getLogger(__name__)
@@ -116,14 +117,12 @@ class Conflicts:
             if not waits or source is None or inode.attr.ino is None:
                 return False
             tree.keep_for_undo(inode)
-            tree.journal.save_draft(draft_row(inode, tree.now_ns(), kept=Kept.DRAFT), closed=False)
+            tree.journal.save_draft(draft_row(inode, tree.now_ns(), kept=Kept.REFUSED), closed=False)
             tree.overlay.pop(path)
             tree.attributes.forget(path)
             tree.writeback.cancel(inode)
             tombstones.spare(tree, inode, source.entry.path)
-        self._refusals.add(
-            inode, f"/{path}: it was replaced on the service, or removed; what was changed here is kept"
-        )
+        self._refusals.add(inode, f"/{path}: {OVERTAKEN}")
         tree.refresh(path)
         self._on_conflict(paths.parent(path), {paths.name(path)})
         return True

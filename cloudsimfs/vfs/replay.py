@@ -19,6 +19,7 @@ from cloudsimfs.journal.rows import DraftRow, FileRow, Kept, TombstoneRow
 from cloudsimfs.vfs.found import take_stock
 from cloudsimfs.vfs.names import HIDDEN_PREFIX, is_local_name, unknown_folder
 from cloudsimfs.vfs.tree import Tree
+from cloudsimfs.writeback.refusals import OVERTAKEN
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +58,9 @@ def replay(tree: Tree) -> None:
             tree.journal.drop_tombstone(tombstone.path)  # the renamed file is lost: the old name has the only copy
         else:
             _replay_tombstone(tree, tombstone, inodes)
+    for kept in tree.journal.drafts():
+        if kept.kept is Kept.REFUSED:
+            tree.writeback.refusals.put_back(_left(kept), f"/{kept.path}: {OVERTAKEN}")
     take_stock(tree.journal, tree.datacache.data)
     tree.datacache.sweep(tree.journal.backing_names())
     tree.journal.keep_up()
@@ -106,6 +110,11 @@ def _replay_inode(tree: Tree, row: FileRow | DraftRow, base: Base) -> Inode:
     tree.attributes.put(row.path, attr)
     tree.overlay.put(row.path, inode)
     return inode
+
+
+def _left(row: DraftRow) -> Inode:
+    """The inode that a refused file had: its name shows something else by now."""
+    return Inode(row.path, is_dir=False, entry=row.base, attr=LocalAttr(ino=row.ino))
 
 
 def _keep_rest(tree: Tree, row: FileRow) -> None:

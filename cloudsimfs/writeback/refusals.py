@@ -14,6 +14,8 @@ from cloudsimfs.inode import Inode
 
 log = logging.getLogger(__name__)
 
+OVERTAKEN = "it was replaced on the service, or removed; what was changed here is kept"
+
 
 class Refusals:
     def __init__(self) -> None:
@@ -33,10 +35,12 @@ class Refusals:
         with self._lock:
             self._reasons.pop(inode, None)
 
-    def forgive(self, path: str) -> None:
-        """The name was written or removed, or the user has recovered what was refused."""
+    def forgive(self, path: str) -> bool:
+        """The name was written or removed, or the user has recovered what was refused. Whether there was any."""
         with self._lock:
+            before = len(self._reasons)
             self._reasons = {inode: reason for inode, reason in self._reasons.items() if inode.path != path}
+            return len(self._reasons) < before
 
     def of(self, inode: Inode) -> str | None:
         with self._lock:

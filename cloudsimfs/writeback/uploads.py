@@ -185,7 +185,7 @@ class Writeback:
         """Queue the upload of the inode's closed state, after the delay. The caller holds the inode's lock."""
         with self.queue.lock:
             self.cancel(inode)
-            self.refusals.forgive(inode.path)
+            self._forgive(inode.path)
             if inode.local_only or inode.unlinked:
                 return
             job = Job("upload", inode.path, inode, size=inode.size)
@@ -234,8 +234,12 @@ class Writeback:
     def removed(self, inode: Inode) -> None:
         """Drop the upload of an inode that was unlinked here, and let no delete wait for it."""
         self.cancel(inode)
-        self.refusals.forgive(inode.path)
+        self._forgive(inode.path)
         self.deletes.release(inode)
+
+    def _forgive(self, path: str) -> None:
+        if self.refusals.forgive(path):
+            self._journal.accept_refused(path)
 
     def call_off(self, inode: Inode) -> bool:
         """Call off the inode's upload under its present name.

@@ -131,4 +131,10 @@ def test_a_file_that_is_given_up_while_it_is_waited_for_holds_the_barrier_up(
     box.remove("case/heat.ini")
     assert errno_of(lambda: (m.path / control).write_text(WORDS)) == errno.EAGAIN
     assert m.status()["recover"] == ["case/heat.ini"]
+    m.crash()
+    assert errno_of(lambda: (m.path / control).write_text(WORDS)) == errno.EAGAIN, "nobody has dealt with it"
     assert box.runs() == []
+    (m.path / "case/heat.ini").write_bytes(b"steps = 1\ncpu = 2\n")
+    m.crash()
+    assert errno_of(lambda: (m.path / control).write_text(WORDS)) == 0
+    assert box.files()["case/heat.ini"] == b"steps = 1\ncpu = 2\n"

@@ -212,7 +212,9 @@ def test_a_change_whose_rest_others_have_replaced_is_kept_here(box: Sandbox, mou
     wait_until(lambda: (m.path / "f").read_bytes() == theirs, "theirs is shown")
     m.crash()
     assert m.status()["recover"] == ["f"]
-    assert m.settle() == {"f": theirs}
+    assert errno_of(lambda: (m.path / ".cloudsimfs/flush").write_text("1")) == errno.EAGAIN
+    assert "refused   /f: it was replaced on the service" in (m.path / ".cloudsimfs/status").read_text()
+    assert read_tree(m.path) == box.files() == {"f": theirs}
     saved = m.cache.parent / "saved"
     cloudsimfs("recover", m.path, "--save", saved)
     assert (saved / "f.partial").read_bytes().startswith(b"ours")
