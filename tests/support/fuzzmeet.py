@@ -9,7 +9,8 @@ moment. Each version has a size of its own, so that a listing tells it. In the e
 - each version of ours that was not replaced later, by us or by others. What was appended to a file that others have
   removed or replaced may be kept here instead: `flush` says so, and `recover` has it.
 
-And this machine must show what the service has.
+And this machine must show what the service has. What was stored here comes back there once if others have removed it
+before any listing has shown it (docs/architecture.md, "Data").
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from typing import Any
 from fuzzops import Op, block
 from fuzzstage import Failed, Stage
 from fuzzversion import Version, sizes
-from harness import Tree
+from harness import Tree, patient
 
 APART = 5.0  # seconds of the service's clock between two changes that are told apart
 LOOKS = 3.0  # seconds within which what the service has must show
@@ -80,16 +81,25 @@ class Meeting:
         """Raises Failed."""
         if self.take_drafts() and not self.restarted:
             self._fail("kept for recover, and flush did not say so", {})
-        stored = {path: data for path, data in self.stage.box.files().items() if path.startswith(f"{self.folder}/")}
+        stored = self._stored()
         for version in self.versions:
             if version.must and not (version.endangered and version.since != -1) and not version.is_in(stored):
                 whose = "ours" if version.ours else "theirs"
                 self._fail(f"lost: {whose}, {version.path}, {len(version.data)} bytes, {version}", stored)
-        until = time.monotonic() + LOOKS
-        while (shown := self._shown()) != stored:
+        until = time.monotonic() + patient(LOOKS + self.stage.plan.write_back)
+        while (shown := self._shown()) != (at_last := self._stored()):
             if time.monotonic() > until:
-                self._fail(f"shown: {sizes(shown)}", stored)
+                self._fail(f"shown: {sizes(shown)}", at_last)
             time.sleep(0.2)
+        again = {path: data for path, data in at_last.items() if path not in stored}
+        if {**stored, **again} != at_last or not all(self._is_ours(data) for data in again.values()):
+            self._fail(f"changed by itself: {sizes(at_last)}", stored)
+
+    def _stored(self) -> Tree:
+        return {path: data for path, data in self.stage.box.files().items() if path.startswith(f"{self.folder}/")}
+
+    def _is_ours(self, data: bytes) -> bool:
+        return any(version.ours and version.is_in({"": data}) for version in self.versions)
 
     def take_drafts(self) -> bool:
         """Discard what is kept of changes that cannot be stored, once it is looked at. Whether there was any.

@@ -26,6 +26,7 @@ SHARED = "s"
 MEMORY = Path("/dev/shm")  # a local disk in memory, if there is one
 FLUSH_BOUND = 20.0  # seconds that uploads may take once the service answers
 LATE = 1000.0  # seconds after which nothing lags
+PLENTY = 1_000_000  # calls an hour
 DRIVER = "driver"
 FIRST = ("a", "b", "c/a", "c/b", "c/c/a", "c/d/a", "d/c/a", "d/c/b", "d/a")  # more than a page of names in a folder
 
@@ -141,8 +142,11 @@ class Stage:
         self.box.faults.clear()
 
     def act_limit(self, calls: int) -> None:
-        """The account has so many calls an hour; 0: as many as it likes, from the next hour on."""
-        self.box.settings.hourly_limit = calls
+        """The account has so many calls an hour; 0: as many as it likes, from the next hour on.
+
+        A service that names no limit any more would have the client wait for one: none does that.
+        """
+        self.box.settings.hourly_limit = calls or PLENTY
         if not calls:
             self.box.advance(HOUR)
             self._ahead.move(HOUR)
@@ -238,7 +242,7 @@ class Stage:
     @property
     def may_not_list(self) -> bool:
         """Whether the service may leave a listing unanswered now."""
-        return self.box.settings.hourly_limit > 0 or any(
+        return 0 < self.box.settings.hourly_limit < PLENTY or any(
             fault.operation in ("*", "list*") and fault.kind != "latency" for fault in self.box.faults.active()
         )
 
