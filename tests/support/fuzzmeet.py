@@ -110,8 +110,7 @@ class Meeting:
         for draft in drafts:
             path = draft["path"].partition(".conflict-")[0]
             self.steps.append(["kept", draft["path"], draft["size"], draft["missing"]])
-            file = Path(draft["file"])
-            kept = file.read_bytes() if file.exists() else b""
+            kept = file.read_bytes() if (file := Path(draft["file"])).exists() else b""
             if not {path, self.origins.get(path)} & self.overtaken or not draft["missing"]:
                 self._fail(f"kept for recover without a reason: {draft}", {})
             for version in self.versions:
@@ -185,8 +184,7 @@ class Meeting:
                 time.sleep(delay)
                 self._remove(path)
 
-        thread = threading.Thread(target=remove)
-        thread.start()
+        (thread := threading.Thread(target=remove)).start()
         found = self._refresh() and self._names()
         thread.join()
         self.stage.box.faults.remove(fault)
