@@ -52,6 +52,7 @@ class Source:
         self._lock = threading.Lock()  # guards the rest
         self._etag = etag
         self._link = link
+        self._trusted = False  # a link of this version has served it, or one was asked for anew
 
     @contextmanager
     def open(self, offset: int, length: int) -> Iterator[Fetched]:
@@ -63,9 +64,9 @@ class Source:
         try:
             fetched = self._fetch(link, offset, length)
         except (LinkExpired, VersionChanged, NoSuchEntry) as error:
-            self._drop_link(link)  # whoever tries again asks for another: this one may never have been right
-            if not isinstance(error, LinkExpired) and link is not self._inherited:
+            if not isinstance(error, LinkExpired) and not self._may_be_wrong(link):
                 raise
+            self._drop_link(link)
             fetched = self._fetch(self._get_link(), offset, length)
         with fetched:
             yield fetched
@@ -95,6 +96,7 @@ class Source:
             self._etag = self._etag or fetched.etag
             # two first replies may come from two versions; an inherited link has to prove which version it serves
             same = fetched.etag in (None, self._etag) and (fetched.total is not None or link is not self._inherited)
+            self._trusted = self._trusted or (same and link is not self._inherited)
         if not same:
             fetched.close()
             raise VersionChanged("the file was replaced on the service")
@@ -128,6 +130,17 @@ class Source:
                 raise
         link.result()
         return link
+
+    def _may_be_wrong(self, link: Future[Download]) -> bool:
+        """Whether another link may lead to this version: this one is of an earlier version, or has never served it.
+
+        Of the latter there is one only, so that reading what is gone costs no calls.
+        """
+        with self._lock:
+            if link is self._inherited:
+                return True
+            doubted, self._trusted = not self._trusted, True
+            return doubted
 
     def _drop_link(self, link: Future[Download]) -> None:
         with self._lock:

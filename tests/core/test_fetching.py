@@ -14,7 +14,7 @@ import pytest
 
 from cloudsimfs.datacache.cache import DataCache
 from cloudsimfs.datacache.content import UPLOAD_BLOCK, Content
-from cloudsimfs.errors import Cancelled, CloudsimfsError, NoSpace, ServiceError
+from cloudsimfs.errors import Cancelled, CloudsimfsError, NoSpace, ServiceError, Stale
 from cloudsimfs.host import disk
 from cloudsimfs.prefetch import fetcher
 from cloudsimfs.sandbox import Sandbox
@@ -64,6 +64,18 @@ def test_after_a_long_wait_for_nothing_the_next_reader_does_not_wait(
     monkeypatch.setattr(fetcher, "SOON", 0.0)
     box.faults.clear()
     assert content.read(0, 5000) == DATA[:5000]
+
+
+def test_an_object_that_is_not_found_once_is_asked_for_by_another_link(box: Sandbox, content: Content) -> None:
+    """What is gone costs no further calls, however often it is read."""
+    box.faults.add("object-get", "status", status=404, times=1)
+    assert content.read(0, 5000) == DATA[:5000]
+    assert box.calls.counts()["download-url"] == 2
+    box.faults.add("object-get", "status", status=404)
+    for _ in range(3):
+        with pytest.raises(Stale):
+            content.read(5_000_000, 5000)
+    assert box.calls.counts()["download-url"] == 2
 
 
 def test_a_dead_connection_is_an_error_at_last(box: Sandbox, content: Content) -> None:

@@ -184,6 +184,7 @@ def test_what_others_store_again_under_a_removed_name_is_no_failed_delete(box: S
 
 
 def test_a_404_for_what_others_have_deleted_costs_one_look_for_all(box: Sandbox, world: World) -> None:
+    """For all that are sent before it: those of a worker that comes late cost another one."""
     box.populate({f"f{number}": b"f" for number in range(5)})
     assert len(names(world)) == 5
     for number in range(5):
@@ -195,7 +196,7 @@ def test_a_404_for_what_others_have_deleted_costs_one_look_for_all(box: Sandbox,
     counts = box.calls.counts()
     assert not world.files.writeback.pending()
     assert counts["delete"] >= 5
-    assert counts["list"] + counts["list-all"] <= 2, counts
+    assert counts["list"] + counts["list-all"] <= 3, counts
 
 
 @pytest.mark.parametrize("trouble", ["failed", "unmounted"])
