@@ -480,12 +480,14 @@ def test_interrupting_a_question_is_130(tmp_path: Path) -> None:
     terminal = Terminal("login", XDG_CONFIG_HOME=str(tmp_path))
     terminal.type("Service address", "")
     process = terminal._process
+    stat = Path(f"/proc/{process.pid}/stat")
 
     def has_ended() -> bool:
         """Ctrl-C again and again: Python does not see one that comes just before it waits for the answer."""
+        wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] in "SZ", "it waits")
         process.send_signal(signal.SIGINT)  # the new session has no controlling terminal to do that
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(patient(10))
+            process.wait(patient(1))
         return process.poll() is not None
 
     wait_until(has_ended, "the command ends")
