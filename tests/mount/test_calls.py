@@ -11,7 +11,7 @@ import pytest
 
 from cloudsimfs.sandbox import Sandbox
 from cloudsimfs.writeback import viewcache
-from harness import ROOT, Mounted, MountFactory, cost, read_tree, run, wait_until, write_tree
+from harness import Mounted, MountFactory, cost, read_tree, run, wait_until, write_tree
 from moving import Ahead
 
 FILES = {f"case/{number:02}": b"%d" % number for number in range(50)}
@@ -100,8 +100,7 @@ def test_an_editor_saves_20_times(box: Sandbox, mount: MountFactory, api: str, t
     """Row 11 of the targets: one upload once the pause is as long as the delay, no temporary file stored."""
     box.put("case/dict", b"version 0")
     clock, delay = Ahead(tmp_path / "ahead"), 30.0  # seconds
-    program = [str(ROOT / "tests/support/moving.py"), str(tmp_path / "ahead"), "cloudsimfs"]
-    m = mount(write_back=delay, ttl=3600, program=program)
+    m = mount(write_back=delay, ttl=3600, program=clock.program)
     os.listdir(m.path / "case")
     versions = box.record_versions()
     box.calls.reset()

@@ -18,7 +18,7 @@ import pytest
 from cloudsimfs.concurrency.waiting import PLACES
 from cloudsimfs.listings.dcache import ANSWER_BOUND
 from cloudsimfs.sandbox import Sandbox
-from harness import ROOT, MountFactory, errno_of, patient, run, wait_until
+from harness import MountFactory, errno_of, patient, run, wait_until
 from moving import Ahead
 
 TREE = {"d/x": b"x", "never/z": b"z"}
@@ -52,7 +52,7 @@ def test_an_unknown_listing_fails_in_time_and_is_there_once_it_has_come(
 ) -> None:
     box.populate(TREE)
     clock = Ahead(tmp_path / "ahead")
-    m = mount(ttl=3600, program=[str(ROOT / "tests/support/moving.py"), str(tmp_path / "ahead"), "cloudsimfs"])
+    m = mount(ttl=3600, program=clock.program)
     assert os.listdir(m.path / "d") == ["x"]
     is_asked = hanging(box)
     with ThreadPoolExecutor() as readers:
@@ -71,7 +71,7 @@ def test_an_unknown_listing_fails_in_time_and_is_there_once_it_has_come(
 def test_what_is_known_to_be_old_is_served_in_the_end(box: Sandbox, mount: MountFactory, tmp_path: Path) -> None:
     box.populate(TREE)
     clock = Ahead(tmp_path / "ahead")
-    m = mount(program=[str(ROOT / "tests/support/moving.py"), str(tmp_path / "ahead"), "cloudsimfs"])
+    m = mount(program=clock.program)
     assert os.listdir(m.path / "d") == ["x"]
     is_asked = hanging(box)
     (m.path / ".cloudsimfs/refresh").write_text("d")

@@ -15,7 +15,7 @@ import pytest
 
 from cloudsimfs.runs.launch import DOUBT
 from cloudsimfs.sandbox import Sandbox
-from harness import ROOT, Mounted, MountFactory, cloudsimfs, patient, state_home, wait_until
+from harness import Mounted, MountFactory, cloudsimfs, patient, state_home, wait_until
 from moving import Ahead
 from rawapi import send
 from runs_harness import SHORT, WORDS, Simulations
@@ -152,14 +152,31 @@ def test_a_refusal_of_a_launch_that_was_carried_out(box: Sandbox, m: Mounted, ap
 
 
 @pytest.mark.parametrize("api", ["v2"])
-def test_a_refused_launch_whose_run_is_listed_late(box: Sandbox, m: Mounted) -> None:
+def test_a_refused_launch_whose_run_is_listed_late(box: Sandbox, mount: MountFactory, tmp_path: Path) -> None:
     """A launch with a key waits a moment and looks again, rather than start a second run."""
-    sims = Simulations(m)
+    box.populate(SHORT)
+    clock = Ahead(tmp_path / "ahead")
+    sims = Simulations(mount(run_ttl=0.1, program=clock.program))
     box.faults.add("launch", "late", status=409, times=1, amount=4, body='{"errors": ["no"]}')
     assert sims.write("launch", f"{WORDS} key=k") != 0
     assert box.runs() == []
-    threading.Timer(1.0, lambda: send(box, 2, "GET", "/simulation/view-cpu")).start()
-    assert [sims.launch(f"{WORDS} key=k")] == ids(box)
+    looks, over = box.calls.counts()["simulations"], threading.Event()
+
+    def list_it_once_it_was_looked_for() -> None:
+        box.calls.wait(
+            lambda calls: sum(call.operation == "simulations" and call.status > 0 for call in calls) > looks
+        )
+        send(box, 2, "GET", "/simulation/view-cpu")
+        while not over.wait(0.1):
+            clock.move(1.0)
+
+    lists = threading.Thread(target=list_it_once_it_was_looked_for)
+    lists.start()
+    try:
+        assert [sims.launch(f"{WORDS} key=k")] == ids(box)
+    finally:
+        over.set()
+        lists.join()
     assert box.calls.counts()["launch"] == 1
 
 
@@ -167,8 +184,7 @@ def test_a_refused_launch_whose_run_is_listed_late(box: Sandbox, m: Mounted) -> 
 def test_a_true_refusal_is_soon_forgotten(box: Sandbox, mount: MountFactory, tmp_path: Path) -> None:
     box.populate(SHORT)
     clock = Ahead(tmp_path / "ahead")
-    program = [str(ROOT / "tests/support/moving.py"), str(tmp_path / "ahead"), "cloudsimfs"]
-    sims = Simulations(mount(run_ttl=0.1, program=program))
+    sims = Simulations(mount(run_ttl=0.1, program=clock.program))
     box.faults.add("launch", "status", status=409, times=1, body='{"errors": ["not now"]}')
     assert sims.write("launch", f"{WORDS} key=k") != 0
     assert "got no answer" not in sims.read("error")

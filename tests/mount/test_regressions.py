@@ -12,7 +12,7 @@ import pytest
 
 from cloudsimfs.sandbox import Sandbox
 from cloudsimfs.writeback.deletes import LATE_LOOKS
-from harness import ROOT, Mounted, MountFactory, errno_of, read_tree, run, wait_until
+from harness import Mounted, MountFactory, errno_of, read_tree, run, wait_until
 from moving import Ahead
 
 
@@ -89,10 +89,13 @@ def test_a_rename_whose_bytes_are_lost_keeps_the_old_name(box: Sandbox, mount: M
 
 
 @pytest.mark.parametrize("api", ["v1"])
-def test_a_removed_file_stays_removed_though_its_upload_is_listed_late(box: Sandbox, mount: MountFactory) -> None:
+def test_a_removed_file_stays_removed_though_its_upload_is_listed_late(
+    box: Sandbox, mount: MountFactory, tmp_path: Path
+) -> None:
     """v1's listings may lag: what was uploaded and removed must be looked for until it shows, then deleted."""
     box.settings.listing_lag = 600
-    m = mount(ttl=0)
+    clock = Ahead(tmp_path / "ahead")
+    m = mount(ttl=0, program=clock.program)
     (m.path / "g").write_bytes(b"soon gone")
     m.flush()
     assert box.files() == {"g": b"soon gone"}
@@ -100,7 +103,8 @@ def test_a_removed_file_stays_removed_though_its_upload_is_listed_late(box: Sand
     looked = box.calls.counts()["list"]
     assert box.calls.wait(lambda calls: sum(call.operation == "list" for call in calls) > looked)
     box.advance(700)
-    wait_until(lambda: box.files() == {}, "the late file is deleted after all", timeout=60)
+    clock.move(LATE_LOOKS[0] + 1)
+    wait_until(lambda: box.files() == {}, "the late file is deleted after all")
     assert not (m.path / "g").exists()
 
 
@@ -381,7 +385,7 @@ def test_a_404_to_a_delete_of_what_is_still_listed_is_not_believed(
     """Else the file would stay on the service, hidden here for ever."""
     box.populate({"f": b"f", "kept": b"kept"})
     clock = Ahead(tmp_path / "ahead")
-    m = mount(program=[str(ROOT / "tests/support/moving.py"), str(tmp_path / "ahead"), "cloudsimfs"])
+    m = mount(program=clock.program)
     assert len(read_tree(m.path)) == 2
     box.faults.add("delete", "status", status=404, times=1)
     (m.path / "f").unlink()

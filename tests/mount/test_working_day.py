@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cloudsimfs.sandbox import Sandbox
-from harness import ROOT, MountFactory, wait_until
+from harness import MountFactory, wait_until
 from moving import Ahead
 from runs_harness import LONG, WORDS
 
@@ -33,7 +33,7 @@ def test_a_working_day_fits_an_hours_calls(box: Sandbox, mount: MountFactory, tm
     box.populate({f"study/{folder}/{number}.dat": b"x" for folder in range(20) for number in range(50)})
     box.put_sparse("archive/result.bin", 1024 * MIB)
     clock = Ahead(tmp_path / "ahead")
-    m = mount(write_back=2, program=[str(ROOT / "tests/support/moving.py"), str(tmp_path / "ahead"), "cloudsimfs"])
+    m = mount(write_back=2, program=clock.program)
     control, run = m.path / ".simulations", m.path / ".simulations/latest/case"
 
     for folder in range(20):  # at a person's pace
