@@ -248,7 +248,7 @@ class Journal:
     def save_tombstone(self, row: TombstoneRow) -> None:
         base = row.base
         with self.transaction():
-            self.drop_tombstone(row.path)
+            self._db.run("DELETE FROM gone WHERE path = ?", row.path)
             self._db.run(
                 "INSERT INTO gone VALUES (?,?,?,?,?,?)",
                 row.path,
