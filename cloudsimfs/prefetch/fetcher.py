@@ -212,6 +212,9 @@ class Fetcher:
             error = failure
         except OSError as failure:
             error = disk_failure(failure)
+        except Exception as failure:  # a bug: its readers would ask again for ever
+            log.exception("/%s: reading it failed", self.source.entry.path)
+            error = ServiceError(f"/{self.source.entry.path}: {type(failure).__name__} (a bug: see the log)")
         finally:
             with self._target.lock:
                 self._land_locked(flight, error)

@@ -17,6 +17,7 @@ from cloudsimfs.datacache.content import UPLOAD_BLOCK, Content
 from cloudsimfs.errors import Cancelled, CloudsimfsError, NoSpace, ServiceError, Stale
 from cloudsimfs.host import disk
 from cloudsimfs.prefetch import fetcher
+from cloudsimfs.prefetch.source import Source
 from cloudsimfs.sandbox import Sandbox
 from cloudsimfs.service import Retry, Timeouts, connect
 from harness import patient, wait_until
@@ -76,6 +77,17 @@ def test_an_object_that_is_not_found_once_is_asked_for_by_another_link(box: Sand
         with pytest.raises(Stale):
             content.read(5_000_000, 5000)
     assert box.calls.counts()["download-url"] == 2
+
+
+def test_a_bug_while_fetching_is_an_error(content: Content, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not a read that is tried again for ever."""
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Source, "open", broken)
+    with pytest.raises(ServiceError, match="a bug"):
+        content.read(0, 5000)
 
 
 def test_a_dead_connection_is_an_error_at_last(box: Sandbox, content: Content) -> None:
