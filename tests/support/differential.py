@@ -160,6 +160,7 @@ class Run:
         if how != "remount_at_once":
             self._flush()
             self.stage.act(["late"])
+            self.stage.await_deletes()
             for meeting in self._meetings:
                 meeting.verify()
             self._meetings.clear()

@@ -186,7 +186,7 @@ class Stage:
         uploads = [job for job in pending if job["kind"] == "upload" and job["path"].partition("/")[0] in ours]
         if uploads:
             raise Failed(f"not uploaded by a flush: {uploads}")
-        self._await_deletes()
+        self.await_deletes()
         self._compare(self.box.files(), "the service")
         received = self.ours(dict(self._versions))
         strange = [path for path, data in self._versions if path in received and digest(data) not in self.closed]
@@ -195,7 +195,7 @@ class Stage:
         self._versions.clear()
         self.act_late()
 
-    def _await_deletes(self) -> None:
+    def await_deletes(self) -> None:
         """A flush does not wait for a delete that looks for an upload which is not listed yet."""
         until = time.monotonic() + patient(FLUSH_BOUND)
         while pending := self.m.pending():  # the kernel tells a moment later that a removed file was closed

@@ -55,7 +55,11 @@ class Worker:
         """So many operations in the first so many folders, or fewer if they take longer."""
         until, done = time.monotonic() + seconds, 0
         while done < count and time.monotonic() < until:
-            self._do(self._generator.next(folders))
+            try:
+                op = self._generator.next(folders)
+            except FileNotFoundError:
+                continue  # it looked into a shared folder that another process was removing
+            self._do(op)
             done += 1
         for op in [["close", slot] for slot in sorted(self._shared)]:
             self._do(op)
