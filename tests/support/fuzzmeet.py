@@ -92,7 +92,8 @@ class Meeting:
                 self._fail(f"shown: {sizes(shown)}", at_last)
             time.sleep(0.2)
         again = {path: data for path, data in at_last.items() if path not in stored}
-        if {**stored, **again} != at_last or not all(self._is_ours(data) for data in again.values()):
+        uploaded = all(path in self.origins or self._is_ours(data) for path, data in again.items())
+        if {**stored, **again} != at_last or not uploaded:
             self._fail(f"changed by itself: {sizes(at_last)}", stored)
 
     def _stored(self) -> Tree:
