@@ -12,6 +12,7 @@ from cloudsimfs.service.model import Entry
 SECOND_NS = 1_000_000_000  # nanoseconds; the unit of the service's times
 LATE_DELETES = 60.0  # seconds; a listing asked for this long after a delete can be trusted
 LATE_UPLOADS = 900.0  # seconds; the same for an upload (docs/service.md, "Behaviour")
+EARLY_UPLOADS = 10.0  # seconds; an upload over which an earlier one may have been stored is then repeated once
 BASE_SLACK_NS = 3_000_000_000  # nanoseconds; our last upload may be this much later than the one that was confirmed
 CLOCK_SLACK_NS = 2_000_000_000  # nanoseconds; a time in whole seconds may be this far from the store's clock
 
@@ -81,7 +82,8 @@ def inode_is_damaged(inode: Inode, entry: Entry | None, asked_at: float) -> bool
         if entry is None or (inode.entry is not None and entry.fingerprint == inode.entry.fingerprint):
             return late and not inode.missed  # what was there before
         if _may_be_earlier(inode, entry):
-            return late or is_newer(inode, entry)
+            # it may have been stored before ours, and be listed late: to store ours once more does no harm
+            return late or is_newer(inode, entry) or (not inode.missed and asked_at > inode.stored_at + EARLY_UPLOADS)
         if not entry.sized or inode.stored_ns is None or entry.mtime_ns is None or entry.size == inode.size:
             return False
         near = abs(entry.mtime_ns - inode.stored_ns) <= CLOCK_SLACK_NS

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import partial
 
 from cloudsimfs import paths
@@ -104,10 +103,10 @@ def claim_for_file(tree: Tree, path: str) -> Base:
     tombstone = tree.overlay.get(path)
     if not isinstance(tombstone, Tombstone):
         return Base()
-    begun = not _take_back(tree, tombstone)
+    _take_back(tree, tombstone)
     if tombstone.is_dir:
         return Base()
-    return replace(tombstone.base, uploaded=begun or tombstone.base.uploaded)
+    return tombstone.base
 
 
 def claim_for_folder(tree: Tree, path: str) -> Tombstone | None:

@@ -107,6 +107,36 @@ def test_others_replace_a_file_while_its_bytes_are_on_their_way(box: Sandbox, wo
     check_both_are_kept(world, ours=mine)
 
 
+# -- while a delete is under way ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("uploaded", [False, True])
+def test_others_store_a_name_again_while_its_delete_is_under_way(box: Sandbox, world: World, uploaded: bool) -> None:
+    """A new file of that name here is based on what was removed, not on theirs."""
+    box.populate({"f": b"as it was", "other": b"other"})
+    world.tree.readdir("")
+    if uploaded:
+        world.write("f", b"as it is")
+        drain(world)
+        see(world)
+    fault = box.faults.add("delete", "hang")
+    world.files.unlink("f")
+    world.clock.advance(10)  # a delete is held back for less
+
+    def is_under_way() -> bool:
+        with world.files.writeback.queue.lock:
+            world.files.writeback.queue.lock.notify_all()  # the clock was moved
+        return bool(fault.fired)
+
+    wait_until(is_under_way, "the delete is under way")
+    box.remove("f")  # so that theirs has another id
+    put_by_others(box, "f", THEIRS)
+    see(world)
+    world.write("f", MINE)
+    box.faults.clear()
+    check_both_are_kept(world)
+
+
 # -- just after an upload -----------------------------------------------------------------------------------------
 
 

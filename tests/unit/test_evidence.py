@@ -10,6 +10,7 @@ import pytest
 from cloudsimfs.inode import RECENT_NS, SENT_KEPT, Base, Inode, LocalAttr, Sent, Tombstone, WriteState
 from cloudsimfs.service.model import Entry
 from cloudsimfs.vfs.evidence import (
+    EARLY_UPLOADS,
     LATE_DELETES,
     LATE_UPLOADS,
     inode_is_damaged,
@@ -134,6 +135,7 @@ def test_a_stored_file_that_is_listed_as_it_was_before(later: float, missed: boo
         (file(size=0, mtime_ns=20 * 10**9), 1.0, False, False),  # ours, but the earlier one may still come
         (file(size=0, mtime_ns=20 * 10**9), LATE_UPLOADS + 1, True, False),
         (file(size=8, mtime_ns=20 * 10**9), 1.0, False, False),  # the earlier one: before ours, or after
+        (file(size=8, mtime_ns=20 * 10**9), EARLY_UPLOADS + 1, False, True),
         (file(size=8, mtime_ns=20 * 10**9), LATE_UPLOADS + 1, False, True),
         (file(size=8, mtime_ns=23 * 10**9), 1.0, False, True),  # after ours
         (file(size=6, mtime_ns=23 * 10**9), LATE_UPLOADS + 1, True, False),  # somebody else's
