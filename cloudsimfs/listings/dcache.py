@@ -231,7 +231,7 @@ class DCache:
         try:
             if self._offline:
                 raise Unreachable("the mount is offline (--offline)")
-            if self._wants_everything(path, since):
+            if self._wants_everything(path, since) and not (since is None and self._is_absent(path)):
                 asked_at = self._clock.monotonic()
                 self._fetch_everything()
                 listing = self._cache.fresh(path)
@@ -257,6 +257,17 @@ class DCache:
         if since is not None:
             return paged and self._walks.may_list_everything()
         return self._walks.wants_everything(path, self._folders_beside(path), paged=paged)
+
+    def _is_absent(self, path: str) -> bool:
+        """Whether a fresh listing above shows that there is no such directory: it was made here, and nothing in it is
+        listed yet.
+        """
+        while path != paths.ROOT:
+            path, name = paths.split(path)
+            above = self._cache.find(path)
+            if above is not None:
+                return above.complete and name not in above.names and self._cache.is_fresh_enough(path, above)
+        return False
 
     def _put(self, path: str, listing: Listing) -> None:
         changed = self._cache.put(path, listing)
