@@ -287,7 +287,8 @@ class Tombstone:
 
     When it may leave: once its delete and those of all names below it are done, by a listing that was asked for after
     that. Such a listing shows nothing under the name, or what others have put there since, or still the same after
-    `evidence.LATE_DELETES`: then it is there, and is shown. No earlier listing proves anything, whatever it shows.
+    `evidence.LATE_DELETES`: then it is deleted once more, and after that it is shown. No earlier listing proves
+    anything, whatever it shows.
 
     A name has one tombstone at most. That of a file hides a folder of the same name as well, if one was removed here
     before. What is below a removed folder has tombstones of its own as soon as the folder's name is used again.
@@ -309,6 +310,7 @@ class Tombstone:
         self.looks = (
             0  # how often listings did not agree yet (`PendingDeletes.look_later`); guarded by WorkQueue.lock
         )
+        self.repeated = False  # its delete was acknowledged and not done, and has been asked for again
         self.refused_at = math.inf  # monotonic seconds; when the service first refused to delete it
         self.others_stay = False  # the folder itself is not deleted, because others have put something there
         self.base = Base(entry, uploaded=entry is None)  # of a file that takes the name again
@@ -317,6 +319,10 @@ class Tombstone:
     def is_known(self) -> bool:
         """Whether the ids of the entry and of everything below it are known."""
         return self.entry is not None and all(entry.id for entry in (self.entry, *self.below))
+
+    def begin_again(self, now: float) -> None:
+        """Record that the service has not, though it said so. `now` is monotonic seconds."""
+        self.repeated, self.done, self.done_at, self.look_after = True, False, math.inf, now
 
     def finish(self, now: float) -> None:
         """Record that the service has deleted everything it names. `now` is monotonic seconds."""

@@ -51,13 +51,17 @@ class Settlement:
 
     def _retire(self, item: Item, entry: Entry | None) -> None:
         """Remove an item that a listing ends, or a tombstone that a folder hides. The caller holds Tree.lock."""
-        if self._overlay.get(item.path) is item:
+        not_done = isinstance(item, Tombstone) and entry is not None and is_what_was_removed(item, entry)
+        hides = self._overlay.get(item.path) is item
+        if hides and not_done and isinstance(item, Tombstone) and self._deletes.repeat(item):
+            return
+        if hides:
             self._overlay.pop(item.path)
             if isinstance(item, Tombstone) and entry is None:
                 self._forget_below(item.path)
         if isinstance(item, Tombstone):
             self._journal.drop_tombstone(item.path)
-            if entry is not None and is_what_was_removed(item, entry):
+            if not_done:
                 self._deletes.was_not_done(item)
             return
         if item.is_dir:

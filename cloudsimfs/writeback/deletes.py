@@ -180,6 +180,15 @@ class PendingDeletes:
             self._given_up[tombstone.path] = reason
             return True
 
+    def repeat(self, tombstone: Tombstone) -> bool:
+        """Delete once more what the service lists though it has acknowledged its delete. False: that was done before."""
+        if tombstone.repeated:
+            return False
+        log.warning("/%s: the service lists what it said was deleted; it is deleted again", tombstone.path)
+        tombstone.begin_again(self._clock.monotonic())
+        self.add(tombstone)
+        return True
+
     def was_not_done(self, tombstone: Tombstone) -> None:
         """Tell that the service lists for good what it has acknowledged to have deleted."""
         reason = "it said that it was deleted, but lists it still"

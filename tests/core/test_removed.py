@@ -138,6 +138,10 @@ def test_what_is_still_listed_a_minute_after_its_delete_is_shown_and_told(
     box: Sandbox, world: World, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     wrongly_answered(box, world, kind, status=200, body="true")
+    world.clock.advance(LATE_DELETES + TTL)
+    assert names(world) == (["d"] if kind == "file" else ["f"]), "it is deleted once more first"
+    world.clock.advance(HELD)
+    world.rest()
     assert not world.files.writeback.deletes.given_up()
     for _ in range(2):
         world.clock.advance(LATE_DELETES + TTL)
@@ -152,6 +156,22 @@ def test_what_is_still_listed_a_minute_after_its_delete_is_shown_and_told(
     else:
         remove(world, "d", "x")
     assert not world.files.writeback.deletes.given_up(), "it is asked for again"
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_a_delete_that_was_acknowledged_and_not_done_is_repeated(box: Sandbox, world: World, kind: str) -> None:
+    wrongly_answered(box, world, kind, status=200, body="true")
+    box.faults.clear()
+    world.clock.advance(LATE_DELETES + TTL)
+    left = ["d"] if kind == "file" else ["f"]
+    assert names(world) == left
+    world.clock.advance(HELD)
+    world.rest()
+    assert box.paths() == (["d/x"] if kind == "file" else ["f"])
+    world.clock.advance(LATE_DELETES + TTL)
+    assert names(world) == left
+    assert not world.files.writeback.deletes.given_up()
+    assert not world.files.journal.tombstones()
 
 
 def test_what_others_store_over_an_upload_before_it_is_listed_stays(box: Sandbox, world: World) -> None:
