@@ -58,8 +58,13 @@ def replay(tree: Tree) -> None:
             tree.journal.drop_tombstone(tombstone.path)  # the renamed file is lost: the old name has the only copy
         else:
             _replay_tombstone(tree, tombstone, inodes)
+    closed = {inode.path for inode in inodes.values() if inode.committed}
     for kept in tree.journal.drafts():
-        if kept.kept is Kept.REFUSED:
+        if kept.kept is not Kept.REFUSED:
+            continue
+        if kept.path in closed:  # written again, and the daemon died before it had noted that
+            tree.journal.accept_refused(kept.path)
+        else:
             tree.writeback.refusals.put_back(_left(kept), f"/{kept.path}: {OVERTAKEN}")
     take_stock(tree.journal, tree.datacache.data)
     tree.datacache.sweep(tree.journal.backing_names())

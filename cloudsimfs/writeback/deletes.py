@@ -181,7 +181,7 @@ class PendingDeletes:
             return True
 
     def repeat(self, tombstone: Tombstone) -> bool:
-        """Delete once more what the service lists though it has acknowledged its delete. False: that was done before."""
+        """Delete once more what the service lists though it has acknowledged that. False: that was done before."""
         if tombstone.repeated:
             return False
         log.warning("/%s: the service lists what it said was deleted; it is deleted again", tombstone.path)
