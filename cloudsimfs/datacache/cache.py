@@ -235,8 +235,7 @@ class DataCache:
         After a power loss the row may be on the disk and the bytes not: then the file is shorter, and the absent
         bytes must never be read or uploaded as zeros.
         """
-        needed = state.present or state.size > state.remote_end
-        return not needed or self.file_size(state) >= size
+        return not state.needs_file or self.file_size(state) >= size
 
     def file_size(self, state: ContentState) -> int:
         """Bytes in the backing file that the last daemon left, whatever its rows say; -1 if the file is gone."""

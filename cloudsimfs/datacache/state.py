@@ -22,6 +22,11 @@ class ContentState:
     remote_end: int  # where the version's bytes end; bytes from here on were written here
     present: tuple[tuple[int, int], ...]
 
+    @property
+    def needs_file(self) -> bool:
+        """Whether the backing file has to hold anything: the service may have all of it."""
+        return bool(self.present) or self.size > self.remote_end
+
 
 def pack(entry: Entry | None) -> str | None:
     if entry is None:

@@ -43,6 +43,7 @@ from cloudsimfs.host.files import make_private
 from cloudsimfs.inode import Base, LocalAttr, Sent
 from cloudsimfs.journal.database import Database
 from cloudsimfs.journal.notes import Notes
+from cloudsimfs.journal.proofs import Proofs, Proved
 from cloudsimfs.journal.rows import (
     DraftRow,
     FileRow,
@@ -74,6 +75,7 @@ class Journal:
             make_private(data)
             self._stamps = Stamps(path, data, self._db)
             self._notes = Notes(data, self._db)
+            self._proofs = Proofs(self._db)
             self._notes.load(self.files(), self.drafts())
         except (CloudsimfsError, OSError) as error:
             self._db.close()
@@ -112,9 +114,16 @@ class Journal:
 
     # -- files ----------------------------------------------------------------------------------------
 
-    def save_file(self, row: FileRow) -> None:
-        """Record a closed state. It replaces the last one and the draft of what was written since."""
+    def save_file(self, row: FileRow, fsync: int | None = None) -> None:
+        """Record a closed state. It replaces the last one and the draft of what was written since.
+
+        `fsync` is the round that has its bytes; None: they are those of the last row, or were fsynced.
+        """
         with self.transaction():
+            if fsync is not None and row.bytes.needs_file:
+                self._proofs.awaits(row.ino, fsync, row.bytes)
+            elif fsync is not None:
+                self._proofs.settle(row.ino)
             # a rename over another unsaved file replaces that one's row
             self._db.run("DELETE FROM file WHERE path = ? AND ino <> ?", row.path, row.ino)
             self._db.run("DELETE FROM draft WHERE ino = ? AND NOT kept", row.ino)
@@ -132,12 +141,17 @@ class Journal:
             self._save_sent(row.ino, row.sent)
             self._notes.closed(row)
 
-    def save_draft(self, row: DraftRow, *, closed: bool) -> None:
-        """Record what is being written. `closed`: the closed state stays; without it, its bytes are gone."""
+    def save_draft(self, row: DraftRow, *, closed: bool, fsync: int | None = None) -> None:
+        """Record what is being written. `closed`: the closed state stays; without it, its bytes are gone.
+
+        `fsync` is the round that has what the row says is present; None: the row promises nothing.
+        """
         with self.transaction():
             self._db.run("DELETE FROM draft WHERE ino = ? AND NOT kept", row.ino)
             if not closed:
                 self._db.run("DELETE FROM file WHERE ino = ?", row.ino)
+                if fsync is not None:
+                    self._proofs.awaits(row.ino, fsync, row.bytes)
             self._db.run(
                 "INSERT INTO draft VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?)",
                 row.ino,
@@ -207,7 +221,9 @@ class Journal:
 
     def backing_names(self) -> set[str]:
         """The backing files that rows name."""
-        return {row.bytes.backing for row in self.files()} | {row.bytes.backing for row in self.drafts()}
+        files, drafts = self.files(), self.drafts()
+        rows = {row.bytes.backing for row in files} | {row.bytes.backing for row in drafts}
+        return rows | self._proofs.backing_names()
 
     def keep_draft(self, row: DraftRow, held: ContentState) -> None:
         """Keep a draft beside the names: the daemon that wrote it died. `held`: where its bytes are from now on."""
@@ -233,6 +249,25 @@ class Journal:
     def accept_refused(self, path: str) -> None:
         """Note that the user has dealt with the files of this name that cannot be stored. They stay kept."""
         self._db.run("UPDATE draft SET kept = ? WHERE path = ? AND kept = ?", Kept.DRAFT, path, Kept.REFUSED)
+
+    # -- bytes that may not be on the disk yet: see `proofs` ---------------------------------------------------
+
+    def round_ended(self, number: int) -> None:
+        """fsync what was committed so far (step 4), with the word that this round has put all bytes on the disk."""
+        self._proofs.ended(number)
+        self.sync()
+
+    def awaited_rounds(self) -> dict[int, int]:
+        """The rounds of fsync that have the bytes of files, by inode number."""
+        return self._proofs.awaited()
+
+    def doubted(self) -> dict[int, Proved | None]:
+        """Files, by inode number, whose bytes a power loss may have taken; with the last state that it has not."""
+        return self._proofs.doubted()
+
+    def settle_doubt(self, ino: int) -> None:
+        """What the rows of that file say is on the disk, or known not to be."""
+        self._proofs.settle(ino)
 
     # -- folders and tombstones -----------------------------------------------------------------------
 

@@ -57,6 +57,21 @@ END;
 CREATE TRIGGER IF NOT EXISTS draft_kept AFTER UPDATE OF kept ON draft BEGIN
   DELETE FROM draft_base WHERE ino = old.ino;
 END;
+CREATE TABLE IF NOT EXISTS unproved (      -- files whose row speaks of bytes that may not be on the disk yet
+  ino        INTEGER PRIMARY KEY,
+  round      INTEGER NOT NULL,             -- the round of fsync that puts them there
+  boot       TEXT NOT NULL,                -- the start of the machine since which they were written
+  path       TEXT,                         -- from here on: the last closed state that is on the disk, as in file
+  backing    TEXT,                         -- NULL: there is none
+  size       INTEGER,
+  source     TEXT,
+  etag       TEXT,
+  remote_end INTEGER,
+  present    TEXT
+);
+CREATE TRIGGER IF NOT EXISTS unproved_dropped AFTER DELETE ON file BEGIN
+  DELETE FROM unproved WHERE ino = old.ino;
+END;
 CREATE TABLE IF NOT EXISTS folder (        -- folders made here that the service does not have (it has no mkdir)
   path       TEXT PRIMARY KEY
 );
@@ -103,7 +118,19 @@ CREATE TABLE IF NOT EXISTS adopted (       -- the handovers that were taken in h
 );
 """
 
-EVERYTHING = ("file", "sent", "draft", "draft_base", "folder", "gone", "gone_base", "launch", "attr", "handover")
+EVERYTHING = (
+    "file",
+    "sent",
+    "draft",
+    "draft_base",
+    "unproved",
+    "folder",
+    "gone",
+    "gone_base",
+    "launch",
+    "attr",
+    "handover",
+)
 """What belongs to the key whose directory it is: all tables but `identity` and `adopted`."""
 
 FILES = "SELECT * FROM file ORDER BY rowid"

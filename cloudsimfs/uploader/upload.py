@@ -124,6 +124,7 @@ class Uploader:
         """
         job = attempt.job
         attempt.content.complete()
+        self._writeback.fetched(job, attempt.inode, attempt.content)
         self._dependents.complete(job.path, lists_still=self._tree.lists_still)
         self._make_room(job.path)
 
@@ -171,8 +172,10 @@ class Uploader:
     def _may_arrive(self, attempt: _Attempt) -> None:
         """Note that the last bytes are about to be sent: the service may have the file, whether or not it answers.
 
-        A failure before this point, as of a refused key, leaves no doubt. Raises Overtaken, or Cancelled.
+        The disk has the bytes and the row then. A failure before this point, as of a refused key, leaves no doubt.
+        Raises Overtaken, or Cancelled.
         """
+        self._writeback.make_durable(attempt.job)
         inode = attempt.inode
         directory, name = paths.split(attempt.job.path)
         listing = self._dcache.known(directory)

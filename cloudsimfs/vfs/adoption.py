@@ -54,6 +54,7 @@ from cloudsimfs.listings import store
 from cloudsimfs.runs.book import LaunchBook, take_from_journal
 from cloudsimfs.text import agree, count, listed
 from cloudsimfs.vfs import accountdir
+from cloudsimfs.vfs.doubt import set_doubted_aside
 from cloudsimfs.vfs.found import find, take_stock
 from cloudsimfs.vfs.localattrs import fresh_ino
 from cloudsimfs.vfs.names import conflict_names, is_local_name
@@ -142,6 +143,7 @@ def adopt(source: Path, target: Path) -> list[tuple[str, str]]:
             journals = [stack.enter_context(closing(open_journal(place))) for place in (source, target)]
             settle(source, journals[0])
             for place, journal in zip((source, target), journals, strict=True):
+                set_doubted_aside(journal, place / "data")
                 take_stock(journal, place / "data")
             return Handover(source, target, *journals).run()
     except OSError as error:

@@ -283,7 +283,7 @@ class Handles:
                 self._writeback.commit_locked(handle.inode, by=ANYBODY)
             content = handle.inode.content
         if content is not None:
-            self._fsyncer.closed(content)
+            self._fsyncer.closing(content)
         self.sync()
         if self._fsync_remote:
             self._writeback.store(handle.inode, interrupted)

@@ -16,6 +16,7 @@ from cloudsimfs import paths
 from cloudsimfs.errors import NoSpace
 from cloudsimfs.inode import Base, Inode, LocalAttr, Tombstone, WriteState
 from cloudsimfs.journal.rows import DraftRow, FileRow, Kept, TombstoneRow
+from cloudsimfs.vfs.doubt import lose, set_doubted_aside
 from cloudsimfs.vfs.found import take_stock
 from cloudsimfs.vfs.names import HIDDEN_PREFIX, is_local_name, unknown_folder
 from cloudsimfs.vfs.tree import Tree
@@ -25,25 +26,27 @@ log = logging.getLogger(__name__)
 
 
 def replay(tree: Tree) -> None:
+    for path in set_doubted_aside(tree.journal, tree.datacache.data):
+        tree.dcache.invalidate(paths.parent(path))
     for path in tree.journal.folders():
         attr = tree.attributes.get(path) or LocalAttr(ino=tree.attributes.ino(path))
         tree.overlay.put(path, Inode(path, is_dir=True, entry=unknown_folder(path), attr=attr))
     inodes: dict[int, Inode] = {}
-    lost: set[int] = set()
+    awaited = tree.journal.awaited_rounds()
     drafts = {row.ino: row for row in tree.journal.drafts() if not row.kept}
     for row in tree.journal.files():
         if _is_unlinked(row):
             _forget(tree, row)
         elif not tree.datacache.is_whole(row.bytes, row.bytes.size):
             log.error("/%s: its bytes are gone from the cache directory; the service's version is shown", row.path)
-            _keep_rest(tree, row)
+            lose(tree.journal, tree.datacache.data, row, drafts.get(row.ino))
             tree.dcache.invalidate(paths.parent(row.path))
-            lost.add(row.ino)
-            tree.journal.drop_file(row.ino)
         else:
-            inodes[row.ino] = _replay_file(tree, row)
+            inode = inodes[row.ino] = _replay_file(tree, row)
+            if row.ino in awaited and inode.content is not None:
+                tree.writeback.replayed(inode.content)
             if row.ino in drafts:
-                _keep_draft(tree, inodes[row.ino], drafts.pop(row.ino))
+                _keep_draft(tree, inode, drafts.pop(row.ino))
             continue
         drafts.pop(row.ino, None)
     for draft in drafts.values():
@@ -52,13 +55,18 @@ def replay(tree: Tree) -> None:
         elif not tree.datacache.is_whole(draft.bytes, 0):
             tree.journal.drop_file(draft.ino)
         else:
-            inodes[draft.ino] = _replay_draft(tree, draft)
+            inode = inodes[draft.ino] = _replay_draft(tree, draft)
+            if draft.ino in awaited and inode.content is not None:
+                tree.writeback.replayed(inode.content)
     for tombstone in tree.journal.tombstones():
-        if lost.intersection(tombstone.after):
-            tree.journal.drop_tombstone(tombstone.path)  # the renamed file is lost: the old name has the only copy
-        else:
-            _replay_tombstone(tree, tombstone, inodes)
-    closed = {inode.path for inode in inodes.values() if inode.committed}
+        _replay_tombstone(tree, tombstone, inodes)
+    _replay_refusals(tree, closed={inode.path for inode in inodes.values() if inode.committed})
+    take_stock(tree.journal, tree.datacache.data)
+    tree.datacache.sweep(tree.journal.backing_names())
+    tree.journal.keep_up()
+
+
+def _replay_refusals(tree: Tree, closed: set[str]) -> None:
     for kept in tree.journal.drafts():
         if kept.kept is not Kept.REFUSED:
             continue
@@ -66,9 +74,6 @@ def replay(tree: Tree) -> None:
             tree.journal.accept_refused(kept.path)
         else:
             tree.writeback.refusals.put_back(_left(kept), f"/{kept.path}: {OVERTAKEN}")
-    take_stock(tree.journal, tree.datacache.data)
-    tree.datacache.sweep(tree.journal.backing_names())
-    tree.journal.keep_up()
 
 
 def _is_unlinked(row: FileRow | DraftRow) -> bool:
@@ -120,17 +125,6 @@ def _replay_inode(tree: Tree, row: FileRow | DraftRow, base: Base) -> Inode:
 def _left(row: DraftRow) -> Inode:
     """The inode that a refused file had: its name shows something else by now."""
     return Inode(row.path, is_dir=False, entry=row.base, attr=LocalAttr(ino=row.ino))
-
-
-def _keep_rest(tree: Tree, row: FileRow) -> None:
-    """Keep what a power loss has left of a closed state: it is not the whole file, but may be worth a look."""
-    size = tree.datacache.file_size(row.bytes)
-    if row.state == "closed" and size > 0:
-        rest = replace(row.bytes, size=size)
-        draft = DraftRow(
-            row.ino, row.path, row.generation, row.uploaded, row.base, tree.now_ns(), kept=Kept.DRAFT, bytes=rest
-        )
-        tree.journal.save_draft(draft, closed=False)
 
 
 def _keep_draft(tree: Tree, closed: Inode, row: DraftRow) -> None:

@@ -22,6 +22,7 @@ from cloudsimfs.clock import Clock
 from cloudsimfs.inode import Inode, Tombstone
 from cloudsimfs.journal.journal import Journal
 from cloudsimfs.journal.rows import TombstoneRow
+from cloudsimfs.writeback.fsyncer import Fsyncer
 from cloudsimfs.writeback.queue import Job, WorkQueue
 
 log = logging.getLogger(__name__)
@@ -33,8 +34,9 @@ LATE_LOOKS = (10.0, 20.0, 40.0, 80.0, 150.0, 300.0)
 
 
 class PendingDeletes:
-    def __init__(self, journal: Journal, queue: WorkQueue, *, clock: Clock) -> None:
+    def __init__(self, journal: Journal, queue: WorkQueue, fsyncer: Fsyncer, *, clock: Clock) -> None:
         self._journal = journal
+        self._fsyncer = fsyncer
         self._queue = queue
         self._clock = clock
         self._jobs: dict[Tombstone, Job] = {}  # guarded by the queue's lock
@@ -67,6 +69,7 @@ class PendingDeletes:
     def _put(self, tombstone: Tombstone, job: Job) -> None:
         with self._queue.lock:
             if self._jobs.get(tombstone) is job:  # else it was called off in the same transaction
+                job.fsync = self._fsyncer.due()
                 self._queue.put(job, delay=DELETE_DELAY)
 
     def save(self, tombstone: Tombstone) -> None:
@@ -87,7 +90,9 @@ class PendingDeletes:
 
     def _ask_again(self, tombstone: Tombstone) -> None:
         with self._queue.lock:
-            self._queue.put(self._new_job_locked(tombstone), delay=DELETE_DELAY)
+            job = self._new_job_locked(tombstone)
+            job.fsync = self._fsyncer.due()
+            self._queue.put(job, delay=DELETE_DELAY)
 
     def release(self, inode: Inode) -> None:
         """Let no delete wait for this inode any longer: it is stored, or never will be.

@@ -43,6 +43,7 @@ class Job:
     sent: int = 0  # bytes transferred by the running attempt
     due: float = 0.0  # monotonic seconds
     held: bool = False  # not to be run until released
+    fsync: int = 0  # the round of fsync that has what the job is based on (`fsyncer`)
     attempts: int = 0
     first_pause: float = FIRST_RETRY  # seconds after the first failure
     error: str = ""

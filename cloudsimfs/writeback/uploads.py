@@ -21,6 +21,7 @@ from functools import partial
 from cloudsimfs import paths
 from cloudsimfs.clock import Clock
 from cloudsimfs.concurrency.waiting import Interrupted, never, wait_for
+from cloudsimfs.datacache.content import Content
 from cloudsimfs.errors import (
     CloudsimfsError,
     NoSpace,
@@ -30,6 +31,7 @@ from cloudsimfs.errors import (
     Unreachable,
     WrongState,
 )
+from cloudsimfs.host.disk import disk_failure
 from cloudsimfs.inode import ANYBODY, NOBODY, Inode, WriteState
 from cloudsimfs.journal.journal import Journal
 from cloudsimfs.service import Client
@@ -70,7 +72,7 @@ class Writeback:
         self.refusals = Refusals()
         self.dependents = Dependents()
         self.view_cache = ViewCache(client, clock=clock, in_burst=self._in_burst)
-        self.deletes = PendingDeletes(journal, self.queue, clock=clock)
+        self.deletes = PendingDeletes(journal, self.queue, fsyncer, clock=clock)
 
     # -- files -------------------------------------------------------------------------------------------
 
@@ -83,7 +85,12 @@ class Writeback:
         """Journal where the bytes being written are kept. The caller holds the inode's lock."""
         if inode.unlinked:
             return
-        self._journal.save_draft(draft_row(inode, inode.since_ns), closed=inode.has_closed_locked)
+        assert inode.content is not None
+        row, number = draft_row(inode, inode.since_ns), None
+        if row.bytes.present and not inode.has_closed_locked:  # the name will show the draft
+            number = self._fsyncer.closing(inode.content)
+            self._journal.on_commit(self._fsyncer.due)
+        self._journal.save_draft(row, closed=inode.has_closed_locked, fsync=number)
 
     def moved_locked(self, inode: Inode) -> None:
         """Journal the new name of an inode that is open and changed. The caller holds the inode's lock."""
@@ -108,16 +115,20 @@ class Writeback:
         if inode.content.lacking:
             raise NoSpace(f"/{inode.path}: not all that was written found room on the disk")
         with self._journal.transaction():
-            self._journal.save_file(file_row(inode, "closed"))
+            self._save_closed_locked(inode, inode.content)
             self._journal.save_attr(inode.path, inode.attr)
         inode.committed = True
         inode.closed_size, inode.closed_by = inode.content.size, by
-        self._fsyncer.closed(inode.content)
         with self.queue.lock:
             self._closing.add(inode)
         if inode.closed_content is not None:
             self._journal.on_commit(partial(self._fsyncer.discard, inode.closed_content))
             inode.closed_content = None
+
+    def _save_closed_locked(self, inode: Inode, content: Content) -> None:
+        number = self._fsyncer.closing(content)
+        self._journal.save_file(file_row(inode, "closed"), fsync=number)
+        self._journal.on_commit(self._fsyncer.due)
 
     def close(self, inode: Inode, refusal: CloudsimfsError | None = None) -> None:
         """Queue the upload after the last handle that could write, unless close(2) could not accept the bytes.
@@ -196,6 +207,7 @@ class Writeback:
     def _put(self, inode: Inode, job: Job, delay: float) -> None:
         with self.queue.lock:
             if self._uploads.get(inode) is job:  # else it was called off in the same transaction
+                job.fsync = self._fsyncer.due()
                 self.queue.put(job, delay=delay)
 
     def _delay_of(self, inode: Inode) -> float:
@@ -263,11 +275,36 @@ class Writeback:
             content.complete()
         finally:
             content.release()
-        with inode.lock:
-            if inode.content is content and inode.committed and not (inode.is_stored or inode.unlinked):
-                self._journal.save_file(file_row(inode, "closed"))
-                self._fsyncer.closed(content)
+        self._record_fetched(inode, content)
         self._fsyncer.sync()
+
+    def _record_fetched(self, inode: Inode, content: Content) -> None:
+        """Have the row of a closed file say that all of it is here. Raises as the journal."""
+        with inode.lock, self._journal.transaction():
+            if inode.content is content and inode.committed and not (inode.is_stored or inode.unlinked):
+                self._save_closed_locked(inode, content)
+
+    def fetched(self, job: Job, inode: Inode, content: Content) -> None:
+        """All of a file is here that is about to be uploaded: the source of the rest will soon be gone."""
+        if content.source is not None:
+            self._record_fetched(inode, content)
+            job.fsync = self._fsyncer.due()
+        self._fsyncer.hurry(job.fsync)
+
+    def make_durable(self, job: Job) -> None:
+        """Have all that a job is based on survive a power loss, before the service hears of it (step 4, then 5).
+
+        Else the journal could be older than the service. Raises NoSpace or FsError.
+        """
+        try:
+            self._fsyncer.reach(job.fsync)
+        except OSError as error:
+            raise disk_failure(error) from error
+
+    def replayed(self, content: Content) -> None:
+        """The last daemon died before it had fsynced a content."""
+        self._fsyncer.closing(content)
+        self._fsyncer.due()
 
     def conclude(self, job: Job, inode: Inode) -> bool:
         """End a job whose upload has ended: journal the inode as stored, and release the deletes that wait for it.
@@ -278,8 +315,6 @@ class Writeback:
             is_stored = inode.is_stored
             if inode.state is WriteState.STORED and not inode.unlinked:
                 self._journal.save_file(file_row(inode, "stored"))
-                if inode.content is not None and inode.content.source is not None:
-                    self._fsyncer.closed(inode.content)  # the row has what was fetched for the upload, too
             if is_stored:
                 self.deletes.release(inode)
         with self.queue.lock:

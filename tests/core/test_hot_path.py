@@ -57,9 +57,9 @@ def test_a_close_commits_once_in_flush_and_once_in_release(
         commits.append(inode)
         commit(self, inode, by)
 
-    def recorded(self: Journal, row: FileRow) -> None:
+    def recorded(self: Journal, row: FileRow, fsync: int | None = None) -> None:
         rows.append(row)
-        save_file(self, row)
+        save_file(self, row, fsync)
 
     monkeypatch.setattr(Writeback, "commit_locked", counted)
     monkeypatch.setattr(Journal, "save_file", recorded)

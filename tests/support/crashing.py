@@ -42,7 +42,7 @@ POINTS: dict[str, tuple[type, str, Callable[..., bool]]] = {
     "3-closed": (Operations, "release", always),
     "4-synced": (Fsyncer, "sync", always),
     "5-uploaded": (Client, "upload", always),
-    "6-stored": (Journal, "save_file", lambda _, row: row.state == "stored"),
+    "6-stored": (Journal, "save_file", lambda _, row, **__: row.state == "stored"),
     "7-confirmed": (Settlement, "_retire", lambda _, item, __: not isinstance(item, Tombstone) and not item.is_dir),
     "8-evicted": (DataCache, "_evict", always),
     "bytes-dropped": (Content, "drop", always),

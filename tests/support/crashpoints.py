@@ -36,7 +36,8 @@ from soaking import differences, is_between
 from workload import Tree, digest
 from world import NEVER, close, started
 
-GONE = "its bytes are gone"  # what the log says of a file whose bytes a power loss has taken
+# What the log says of a file whose bytes a power loss has taken, or may have taken.
+GONE = "its bytes are gone", "before its bytes were on the disk"
 CONFLICT = ".conflict-"
 DRAIN_BOUND = 60.0  # seconds
 
@@ -89,8 +90,8 @@ class Found:
     log: list[str] = field(default_factory=list)
 
     def lost(self) -> set[str]:
-        """The paths that the log says were lost."""
-        return {line.partition(":")[0].strip("/") for line in self.log if GONE in line}
+        """The paths that the log says were lost. They show an earlier state, which was fsynced, or the service's."""
+        return {line.partition(":")[0].strip("/") for line in self.log if any(gone in line for gone in GONE)}
 
 
 # -- what is found -----------------------------------------------------------------------------------------------
@@ -262,12 +263,14 @@ def _unexplained(run: Run, point: Point, found: Found, number: int, *, power: bo
     state, lost = run.states[number], found.lost() if power else set()
     safe = _safe_bytes(run, point)
     service = run.services[point.service].tree()
+    earlier = run.states[point.safe : number]
     wrong = []
     for path in sorted(found.shown.keys() | state.keys()):
         shown, expected = found.shown.get(path), state.get(path)
         if shown == expected or _is_under_way(run, point, number, path, shown, power):
             continue
         honest = shown in (None, service.get(path)) and (path in lost or (expected is None and bool(lost)))
+        honest |= path in lost and any(state.get(path) == shown for state in earlier)
         draft = power and path in found.half  # its close is not on the disk
         if (honest or draft) and expected not in safe:
             continue
