@@ -37,7 +37,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
-from cloudsimfs.datacache.state import ContentState, pack, pack_bytes, unpack
+from cloudsimfs.datacache.state import ContentState, pack, pack_bytes
 from cloudsimfs.errors import CloudsimfsError, MountError
 from cloudsimfs.host.files import make_private
 from cloudsimfs.inode import Base, LocalAttr, Sent
@@ -58,6 +58,7 @@ from cloudsimfs.journal.rows import (
 )
 from cloudsimfs.journal.schema import DRAFT_BASES, DRAFTS, EVERYTHING, FILES, SCHEMA, SCHEMA_VERSION, SENT
 from cloudsimfs.journal.stamp import Stamps
+from cloudsimfs.journal.tombstones import Tombstones
 from cloudsimfs.service.model import LaunchRequest
 
 
@@ -76,6 +77,7 @@ class Journal:
             self._stamps = Stamps(path, data, self._db)
             self._notes = Notes(data, self._db)
             self._proofs = Proofs(self._db)
+            self._tombstones = Tombstones(self._db)
             self._notes.load(self.files(), self.drafts())
         except (CloudsimfsError, OSError) as error:
             self._db.close()
@@ -281,43 +283,13 @@ class Journal:
         return [path for (path,) in self._db.rows("SELECT path FROM folder ORDER BY path")]
 
     def save_tombstone(self, row: TombstoneRow) -> None:
-        base = row.base
-        with self.transaction():
-            self._db.run("DELETE FROM gone WHERE path = ?", row.path)
-            self._db.run(
-                "INSERT INTO gone VALUES (?,?,?,?,?,?)",
-                row.path,
-                pack(row.entry),
-                row.is_dir,
-                json.dumps([pack(entry) for entry in row.below]),
-                json.dumps(row.after),
-                row.done,
-            )
-            if base is not None:
-                values = (pack(base.entry), base.uploaded, base.stored_ns, pack_sent(base.sent))
-                self._db.run("INSERT INTO gone_base VALUES (?,?,?,?,?)", row.path, *values)
+        self._tombstones.save(row)
 
     def drop_tombstone(self, path: str) -> None:
-        self._db.run("DELETE FROM gone WHERE path = ?", path)
+        self._tombstones.drop(path)
 
     def tombstones(self) -> list[TombstoneRow]:
-        rows = self._db.rows("SELECT * FROM gone ORDER BY rowid")
-        bases = {
-            path: Base(unpack(entry), bool(uploaded), stored_ns, unpack_sent(sent))
-            for path, entry, uploaded, stored_ns, sent in self._db.rows("SELECT * FROM gone_base")
-        }
-        return [
-            TombstoneRow(
-                path=path,
-                entry=unpack(entry),
-                is_dir=bool(is_dir),
-                below=tuple(file for item in json.loads(below) if (file := unpack(item)) is not None),
-                after=tuple(json.loads(after)),
-                done=bool(done),
-                base=bases.get(path),
-            )
-            for path, entry, is_dir, below, after, done in rows
-        ]
+        return self._tombstones.rows()
 
     # -- launches, as older versions kept them here: see `runs.book` ----------------------------------------
 
@@ -361,14 +333,7 @@ class Journal:
         version = None if attr.version is None else json.dumps(attr.version)
         self._db.run(
             "INSERT OR REPLACE INTO attr VALUES (?,?,?,?,?,?,?,?)",
-            path,
-            attr.ino,
-            attr.perm,
-            attr.uid,
-            attr.gid,
-            attr.mtime_ns,
-            attr.atime_ns,
-            version,
+            *(path, attr.ino, attr.perm, attr.uid, attr.gid, attr.mtime_ns, attr.atime_ns, version),
         )
 
     def drop_attr(self, path: str) -> None:

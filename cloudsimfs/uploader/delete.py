@@ -45,7 +45,7 @@ class Deleter:
         self._client = client
         self._tree = tree
         self._dcache = tree.dcache
-        self._writeback = writeback
+        self._durability = writeback.durability
         self._deletes = writeback.deletes
         self._dependents = writeback.dependents
         self._view_cache = writeback.view_cache
@@ -68,7 +68,7 @@ class Deleter:
         entries = self._what_to_delete(tombstone)
         for entry in entries:
             self._dependents.complete(entry.path, lists_still=self._tree.lists_still, folder=entry.is_dir)
-            self._writeback.make_durable(job)
+            self._durability.make_durable(job)
             if job.cancelled:
                 return
             try:

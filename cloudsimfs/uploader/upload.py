@@ -67,6 +67,7 @@ class Uploader:
         self._writeback = writeback
         self._deletes = writeback.deletes
         self._dependents = writeback.dependents
+        self._durability = writeback.durability
         self._view_cache = writeback.view_cache
         self._meter = writeback.meter
         self._conflicts = conflicts
@@ -124,7 +125,7 @@ class Uploader:
         """
         job = attempt.job
         attempt.content.complete()
-        self._writeback.fetched(job, attempt.inode, attempt.content)
+        self._durability.fetched(job, attempt.inode, attempt.content)
         self._dependents.complete(job.path, lists_still=self._tree.lists_still)
         self._make_room(job.path)
 
@@ -162,7 +163,7 @@ class Uploader:
         for tombstone in blocking:
             try:
                 for inode in self._deletes.awaited_by(tombstone):
-                    self._writeback.secure(inode)
+                    self._durability.secure(inode)
             except Stale:
                 continue  # its own upload deals with that
             self._deletes.hurry(tombstone)
@@ -175,7 +176,7 @@ class Uploader:
         The disk has the bytes and the row then. A failure before this point, as of a refused key, leaves no doubt.
         Raises Overtaken, or Cancelled.
         """
-        self._writeback.make_durable(attempt.job)
+        self._durability.make_durable(attempt.job)
         inode = attempt.inode
         directory, name = paths.split(attempt.job.path)
         listing = self._dcache.known(directory)

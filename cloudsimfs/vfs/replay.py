@@ -32,7 +32,6 @@ def replay(tree: Tree) -> None:
         attr = tree.attributes.get(path) or LocalAttr(ino=tree.attributes.ino(path))
         tree.overlay.put(path, Inode(path, is_dir=True, entry=unknown_folder(path), attr=attr))
     inodes: dict[int, Inode] = {}
-    awaited = tree.journal.awaited_rounds()
     drafts = {row.ino: row for row in tree.journal.drafts() if not row.kept}
     for row in tree.journal.files():
         if _is_unlinked(row):
@@ -42,11 +41,9 @@ def replay(tree: Tree) -> None:
             lose(tree.journal, tree.datacache.data, row, drafts.get(row.ino))
             tree.dcache.invalidate(paths.parent(row.path))
         else:
-            inode = inodes[row.ino] = _replay_file(tree, row)
-            if row.ino in awaited and inode.content is not None:
-                tree.writeback.replayed(inode.content)
+            inodes[row.ino] = _replay_file(tree, row)
             if row.ino in drafts:
-                _keep_draft(tree, inode, drafts.pop(row.ino))
+                _keep_draft(tree, inodes[row.ino], drafts.pop(row.ino))
             continue
         drafts.pop(row.ino, None)
     for draft in drafts.values():
@@ -55,9 +52,10 @@ def replay(tree: Tree) -> None:
         elif not tree.datacache.is_whole(draft.bytes, 0):
             tree.journal.drop_file(draft.ino)
         else:
-            inode = inodes[draft.ino] = _replay_draft(tree, draft)
-            if draft.ino in awaited and inode.content is not None:
-                tree.writeback.replayed(inode.content)
+            inodes[draft.ino] = _replay_draft(tree, draft)
+    for ino in tree.journal.awaited_rounds():
+        if ino in inodes and (content := inodes[ino].content) is not None:
+            tree.writeback.durability.replayed(content)
     for tombstone in tree.journal.tombstones():
         _replay_tombstone(tree, tombstone, inodes)
     _replay_refusals(tree, closed={inode.path for inode in inodes.values() if inode.committed})

@@ -1,10 +1,11 @@
 """Write-back: which closed files wait for their upload, and waiting until all is stored.
 
 It knows inodes, contents and the journal, but neither the tree nor the kernel. What one upload does is in
-`uploader.upload`. Four parts have modules of their own:
+`uploader.upload`. Five parts have modules of their own:
 
   * `deletes`: removed names that wait to be deleted on the service, in the same queue;
   * `dependents`: contents that fetch from a path, completed before it is overwritten or deleted;
+  * `durability`: what is to be on the disk before the service has it;
   * `refusals`: closed files that are not uploaded;
   * `viewcache`: has the service list what was uploaded (v2).
 
@@ -21,7 +22,6 @@ from functools import partial
 from cloudsimfs import paths
 from cloudsimfs.clock import Clock
 from cloudsimfs.concurrency.waiting import Interrupted, never, wait_for
-from cloudsimfs.datacache.content import Content
 from cloudsimfs.errors import (
     CloudsimfsError,
     NoSpace,
@@ -31,18 +31,18 @@ from cloudsimfs.errors import (
     Unreachable,
     WrongState,
 )
-from cloudsimfs.host.disk import disk_failure
 from cloudsimfs.inode import ANYBODY, NOBODY, Inode, WriteState
 from cloudsimfs.journal.journal import Journal
 from cloudsimfs.service import Client
 from cloudsimfs.text import agree, count, listed
 from cloudsimfs.writeback.deletes import PendingDeletes
 from cloudsimfs.writeback.dependents import Dependents
+from cloudsimfs.writeback.durability import Durability
 from cloudsimfs.writeback.fsyncer import Fsyncer
 from cloudsimfs.writeback.meter import Meter
 from cloudsimfs.writeback.queue import Job, Runner, WorkQueue
 from cloudsimfs.writeback.refusals import Refusals
-from cloudsimfs.writeback.rows import draft_row, file_row
+from cloudsimfs.writeback.rows import file_row
 from cloudsimfs.writeback.viewcache import ViewCache
 
 log = logging.getLogger(__name__)
@@ -71,6 +71,7 @@ class Writeback:
         self._closing: set[Inode] = set()
         self.refusals = Refusals()
         self.dependents = Dependents()
+        self.durability = Durability(journal, fsyncer)
         self.view_cache = ViewCache(client, clock=clock, in_burst=self._in_burst)
         self.deletes = PendingDeletes(journal, self.queue, fsyncer, clock=clock)
 
@@ -79,18 +80,7 @@ class Writeback:
     def changed_locked(self, inode: Inode) -> None:
         """Call off the upload: the inode left its closed state, or goes on in a copy. The caller holds its lock."""
         self.cancel(inode)
-        self.save_draft_locked(inode)
-
-    def save_draft_locked(self, inode: Inode) -> None:
-        """Journal where the bytes being written are kept. The caller holds the inode's lock."""
-        if inode.unlinked:
-            return
-        assert inode.content is not None
-        row, number = draft_row(inode, inode.since_ns), None
-        if row.bytes.present and not inode.has_closed_locked:  # the name will show the draft
-            number = self._fsyncer.closing(inode.content)
-            self._journal.on_commit(self._fsyncer.due)
-        self._journal.save_draft(row, closed=inode.has_closed_locked, fsync=number)
+        self.durability.save_draft_locked(inode)
 
     def moved_locked(self, inode: Inode) -> None:
         """Journal the new name of an inode that is open and changed. The caller holds the inode's lock."""
@@ -98,7 +88,7 @@ class Writeback:
             if inode.has_closed_locked:
                 self._journal.move_file(inode.ino, inode.path, inode.base_locked())
             if not inode.committed:
-                self.save_draft_locked(inode)
+                self.durability.save_draft_locked(inode)
 
     def commit_locked(self, inode: Inode, by: int = NOBODY) -> None:
         """Make the present bytes a closed state (step 2 of the crash order). The caller holds the inode's lock.
@@ -115,7 +105,7 @@ class Writeback:
         if inode.content.lacking:
             raise NoSpace(f"/{inode.path}: not all that was written found room on the disk")
         with self._journal.transaction():
-            self._save_closed_locked(inode, inode.content)
+            self.durability.save_closed_locked(inode, inode.content)
             self._journal.save_attr(inode.path, inode.attr)
         inode.committed = True
         inode.closed_size, inode.closed_by = inode.content.size, by
@@ -124,11 +114,6 @@ class Writeback:
         if inode.closed_content is not None:
             self._journal.on_commit(partial(self._fsyncer.discard, inode.closed_content))
             inode.closed_content = None
-
-    def _save_closed_locked(self, inode: Inode, content: Content) -> None:
-        number = self._fsyncer.closing(content)
-        self._journal.save_file(file_row(inode, "closed"), fsync=number)
-        self._journal.on_commit(self._fsyncer.due)
 
     def close(self, inode: Inode, refusal: CloudsimfsError | None = None) -> None:
         """Queue the upload after the last handle that could write, unless close(2) could not accept the bytes.
@@ -261,50 +246,6 @@ class Writeback:
         with self.queue.lock:
             job = self._uploads.pop(inode, None)
             return job is not None and not self.queue.cancel(job)
-
-    def secure(self, inode: Inode) -> None:
-        """Have all of a closed file on this disk, so that it survives without the version that it fetches from.
-
-        Raises as `Content.complete`, OSError, or as the journal.
-        """
-        content = inode.content
-        if content is None or content.dropped:
-            return
-        content.acquire()
-        try:
-            content.complete()
-        finally:
-            content.release()
-        self._record_fetched(inode, content)
-        self._fsyncer.sync()
-
-    def _record_fetched(self, inode: Inode, content: Content) -> None:
-        """Have the row of a closed file say that all of it is here. Raises as the journal."""
-        with inode.lock, self._journal.transaction():
-            if inode.content is content and inode.committed and not (inode.is_stored or inode.unlinked):
-                self._save_closed_locked(inode, content)
-
-    def fetched(self, job: Job, inode: Inode, content: Content) -> None:
-        """All of a file is here that is about to be uploaded: the source of the rest will soon be gone."""
-        if content.source is not None:
-            self._record_fetched(inode, content)
-            job.fsync = self._fsyncer.due()
-        self._fsyncer.hurry(job.fsync)
-
-    def make_durable(self, job: Job) -> None:
-        """Have all that a job is based on survive a power loss, before the service hears of it (step 4, then 5).
-
-        Else the journal could be older than the service. Raises NoSpace or FsError.
-        """
-        try:
-            self._fsyncer.reach(job.fsync)
-        except OSError as error:
-            raise disk_failure(error) from error
-
-    def replayed(self, content: Content) -> None:
-        """The last daemon died before it had fsynced a content."""
-        self._fsyncer.closing(content)
-        self._fsyncer.due()
 
     def conclude(self, job: Job, inode: Inode) -> bool:
         """End a job whose upload has ended: journal the inode as stored, and release the deletes that wait for it.
