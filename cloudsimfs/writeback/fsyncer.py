@@ -25,7 +25,9 @@ from cloudsimfs.journal.journal import Journal
 
 log = logging.getLogger(__name__)
 
-PERIOD = 4.0  # seconds between rounds
+PERIOD = (
+    1.0  # seconds from a close to its round: it is over before the default write-back, and no upload waits for it
+)
 AT_ONCE = 16  # files; a disk writes many in the time of one
 
 
@@ -38,7 +40,8 @@ class Fsyncer:
         # Numbers of rounds. A failed one never ends: the next one does its work.
         self._begun = self._ended = self._wanted = max(journal.awaited_rounds().values(), default=0)
         self._round = threading.Lock()  # before Content.lock; guards no field
-        self._wake = threading.Event()
+        self._asked = threading.Event()  # somebody wants a round
+        self._wake = threading.Event()  # and wants it now
         self._stopping = False
         self._thread: threading.Thread | None = None
 
@@ -51,6 +54,7 @@ class Fsyncer:
         """Sync once more and end the thread: a power loss after the unmount then costs nothing."""
         self._stopping = True
         self._wake.set()
+        self._asked.set()
         if self._thread is not None:
             self._thread.join()
 
@@ -65,8 +69,9 @@ class Fsyncer:
     def due(self) -> int:
         """Have a round begin that has all that was committed so far, within 5 s. Returns its number."""
         with self._lock:
-            self._wanted = self._begun + 1
-            return self._wanted
+            self._wanted = number = self._begun + 1
+        self._asked.set()
+        return number
 
     def hurry(self, number: int) -> None:
         """Somebody will wait for that round soon."""
@@ -87,6 +92,7 @@ class Fsyncer:
     def discard(self, content: Content) -> None:
         """Remove a content that the journal names no more, after the next round."""
         self._datacache.discard(content)
+        self.due()
 
     def _write(self) -> None:
         """One round.
@@ -112,16 +118,18 @@ class Fsyncer:
     def _work(self) -> None:
         stopping = False
         while not stopping:
+            self._asked.wait()
+            self._asked.clear()
             self._wake.wait(PERIOD)
             self._wake.clear()
             stopping = self._stopping
-            if self._datacache.discarded():
+            if self._datacache.discarded():  # a round that has just begun may not have it
                 self.due()
-            if self._ended < self._wanted:
-                try:
-                    self.reach(self._wanted)
-                except (OSError, CloudsimfsError):
-                    log.exception("closed files could not be fsynced")
+            try:
+                self.reach(self._wanted)
+            except (OSError, CloudsimfsError):
+                log.exception("closed files could not be fsynced")
+                self._asked.set()
 
 
 def _fsync(contents: Collection[Content]) -> None:
