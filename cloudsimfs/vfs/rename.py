@@ -98,8 +98,7 @@ def _move_file_locked(tree: Tree, inode: Inode, new: str, target: Node | None) -
         if inode.state is WriteState.CLEAN and inode.entry is not None:
             tree.journal.on_rollback(partial(tree.datacache.share, inode.entry, content))
         tree.datacache.unshare(content)
-        if not paths.name(new).startswith(HIDDEN_PREFIX):
-            tree.journal.on_commit(partial(tree.dependents.add, content))
+        tree.journal.on_commit(partial(tree.dependents.add, content))
         before = tree.attributes.of(old, inode)
         inode.attr = replace(inode.attr, ino=before.ino, mtime_ns=before.mtime_ns, version=None)
         was_open_dirty = inode.state is WriteState.DIRTY

@@ -46,8 +46,33 @@ def test_a_changed_file_is_whole_before_its_old_name_is_overwritten(box: Sandbox
     handles.release(fh)
 
 
+@pytest.mark.parametrize("mode", [os.O_RDONLY, os.O_RDWR])
+def test_a_file_unlinked_while_open_is_whole_before_its_name_is_overwritten(
+    box: Sandbox, world: World, mode: int
+) -> None:
+    fh = world.files.handles.open("f", mode)
+    rename(world.tree, "f", ".fuse_hidden0001")  # what libfuse does
+    world.write("f", b"another")
+    pass_time(world)
+    wait_until(lambda: box.files() == {"f": b"another"}, "the name is stored anew")
+    buffer = bytearray(len(DATA))
+    assert world.files.handles.read(fh, memoryview(buffer), 0) == len(DATA)
+    assert buffer == DATA
+    world.files.handles.release(fh)
+
+
 def test_a_file_that_stays_here_is_whole_before_its_old_name_is_deleted(box: Sandbox, world: World) -> None:
     rename(world.tree, "f", ".f.swp")
     pass_time(world)
     wait_until(lambda: box.files() == {}, "the old name goes")
     assert world.read(".f.swp") == DATA
+
+
+def test_a_file_unlinked_while_open_is_not_fetched_to_be_deleted(box: Sandbox, world: World) -> None:
+    fh = world.files.handles.open("f", os.O_RDONLY)
+    rename(world.tree, "f", ".fuse_hidden0001")
+    world.files.unlink(".fuse_hidden0001")  # as libfuse does when it is closed
+    world.files.handles.release(fh)
+    pass_time(world)
+    wait_until(lambda: box.files() == {}, "it goes")
+    assert box.calls.entries("object-get") == []
