@@ -176,11 +176,12 @@ class DCache:
             flight, mine = joined
             if patient:
                 self._fly(flight, since)  # also if it is in line: the calls before it may be waiting for this thread
-            elif known is None or known.asked_at == NEVER:
+            elif known is None or (known.asked_at == NEVER and self._clock.monotonic() >= self._slow_until):
                 threading.Thread(target=self._fly, args=(flight, since), name="listing", daemon=True).start()
                 if not self._comes(flight):
                     if known is None:
                         raise TimedOut(f"listing of /{path}: no answer in {ANSWER_BOUND:.0f} s")
+                    self._slow_until = self._clock.monotonic() + ANSWER_BOUND  # one wait, not one a directory
                     return known
             else:
                 if mine:

@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from cloudsimfs.listings.dcache import ANSWER_BOUND
 from fuzzmeet import Meeting
 from fuzzstage import SHARED, Failed, Plan, Refused, Stage, blocks, stored_before
 from harness import ROOT, client_environment, patient
@@ -236,7 +237,7 @@ class Run:
         if kill:
             time.sleep(self._chance.random() * 0.5)
             self._kill()
-        until = time.monotonic() + patient(REPLY_BOUND)
+        until = time.monotonic() + patient(REPLY_BOUND + (ANSWER_BOUND if self._spent else 0.0))
         answers = [worker.answer(until) for worker in self._workers]
         for answer in answers:
             self.stage.closed.update(answer["closed"])
