@@ -86,6 +86,8 @@ class Pair:
             raise MountGone(op)
         if self._is_excused(op, seen):
             return
+        if seen[0] == "error" and self.mount.do(["room"]) in GONE:
+            raise MountGone(op)  # it died before that could be seen
         expected = self._do_locally(op)
         if seen != expected:
             raise Mismatch(op, [*seen, *self.in_the_way], expected)
