@@ -82,6 +82,7 @@ class _Window:
         self._reported_limit: int | None = None  # None: never reported; 0: unlimited
         self._reported_at: float | None = None  # when `_reported` came; None: never, or too long ago
         self._reported_serial = 0  # calls up to this serial may be older than the last report
+        self._last_serial = 0  # calls up to this serial were sent before the period began, or may have been
         self._reported = 0  # calls used, by the last report
         self._unreported = 0  # calls sent since the last report
         self.ends = now - now % period + period
@@ -105,8 +106,8 @@ class _Window:
     def reserve(self) -> int:
         return min(CONTROL_RESERVE, (self.limit or 0) // 10)
 
-    def roll(self, now: float) -> None:
-        """Begin a new period if the old one is over."""
+    def roll(self, now: float, newest: int) -> None:
+        """Begin a new period if the old one is over; `newest` is the serial given out last."""
         stale = self._reported_at is None or now - self._reported_at >= self.period
         if self._reported_at is not None and stale and not self.known:
             self._reported = self._unreported = 0
@@ -117,6 +118,7 @@ class _Window:
             self._reported = self._unreported = 0
         else:
             self._probe_at = now
+        self._last_serial = newest
         self.ends += (1 + (now - self.ends) // self.period) * self.period
 
     def count(self) -> None:
@@ -126,7 +128,7 @@ class _Window:
         """Note what the reply to call `serial` reported; `newest` is the serial given out last."""
         if limit is not None:
             self._reported_limit = limit
-        if used is None:
+        if used is None or serial <= self._last_serial:  # its count may be that of the period before
             self.count()
             return
         is_new_period = used < self._reported and serial > self._reported_serial
@@ -225,8 +227,8 @@ class Budget:
         return Ticket(self._serial), now, False
 
     def _roll_locked(self, now: float) -> None:
-        self._hour.roll(now)
-        self._day.roll(now)
+        self._hour.roll(now, self._serial)
+        self._day.roll(now, self._serial)
         if self._block_ends_hour and now >= self._blocked_until:
             self._block_ends_hour = False
             self._hour.reset()

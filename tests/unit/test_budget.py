@@ -127,6 +127,32 @@ def test_late_replies_do_not_turn_the_hour() -> None:
     assert (state.used, state.window_known) == (51, False)
 
 
+def test_a_reply_from_the_hour_before_does_not_spend_the_new_one() -> None:
+    account = Account()
+    account.call(used=90)
+    account.clock.advance(60)
+    account.call(used=1)  # the hour has turned: its end is known from now on
+    account.clock.advance(3599)
+    late = account.budget.acquire(Urgency.NORMAL)
+    account.clock.advance(1)
+    account.budget.snapshot()
+    account.budget.settle(late, headers(100))
+    assert account.budget.snapshot().used == 1
+    account.call(used=2)
+    assert account.budget.snapshot().used == 2
+
+
+def test_a_reply_from_before_the_hour_may_have_turned_leaves_the_probe() -> None:
+    account = Account()
+    account.call(used=90)
+    late = account.budget.acquire(Urgency.NORMAL)
+    account.clock.advance(3000)
+    account.budget.snapshot()
+    account.budget.settle(late, headers(100))
+    account.call(used=1)
+    assert account.budget.snapshot().used == 1
+
+
 def test_a_smaller_count_turns_the_hour() -> None:
     account = Account()
     account.call(80)
