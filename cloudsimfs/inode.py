@@ -312,7 +312,7 @@ class Tombstone:
         )
         self.repeated = False  # its delete was acknowledged and not done, and has been asked for again
         self.refused_at = math.inf  # monotonic seconds; when the service first refused to delete it
-        self.others_stay = False  # the folder itself is not deleted, because others have put something there
+        self.others_stay = False  # what has the name is others', or has something of theirs: it is not deleted
         self.base = Base(entry, uploaded=entry is None)  # of a file that takes the name again
 
     @property

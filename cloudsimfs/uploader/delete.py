@@ -83,8 +83,9 @@ class Deleter:
                 self._give_up(job, tombstone, str(error))
                 return
         lags = self._client.api_version == "v1"  # v2's listings show all once the service's cache was deleted
-        if lags and not entries and not tombstone.is_known and self._deletes.look_later(job, tombstone):
-            return  # it may have been uploaded and not be listed yet
+        unlisted = not (entries or tombstone.is_known or tombstone.others_stay)  # it may have been uploaded, even so
+        if lags and unlisted and self._deletes.look_later(job, tombstone):
+            return
         if self._deletes.finish(job, tombstone):
             tombstones.deleted(self._tree, tombstone)
 
@@ -137,7 +138,7 @@ class Deleter:
             return self._folder_to_delete(tombstone, max(since, self._clock.monotonic() - LOOK_AGE))
         found = self._find_removed(tombstone.path, since, is_dir=False)
         if found is not None and is_foreign_locked(tombstone.base, found):
-            found = None  # ours was replaced before it was listed
+            found, tombstone.others_stay = None, True  # ours was replaced before it was listed
         tombstone.entry = found
         return [] if found is None else [found]
 

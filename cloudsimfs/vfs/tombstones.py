@@ -260,10 +260,9 @@ def was_replaced(dcache: DCache, entry: Entry, since: float) -> bool:
 
 
 def deleted(tree: Tree, tombstone: Tombstone) -> None:
-    """Record that the service has acknowledged a delete. The tombstone stays until a listing agrees."""
-    if not tombstone.is_dir:
-        return
-    tree.dcache.forget(tombstone.path)
+    """Record that the service has nothing left to delete. The tombstone stays until a listing agrees."""
+    if tombstone.is_dir:
+        tree.dcache.forget(tombstone.path)
     with tree.lock, tree.journal.transaction():
         if tombstone.others_stay and tree.overlay.get(tombstone.path) is tombstone:
             tree.overlay.pop(tombstone.path)

@@ -133,11 +133,12 @@ def test_a_reply_from_the_hour_before_does_not_spend_the_new_one() -> None:
     account.clock.advance(60)
     account.call(used=1)  # the hour has turned: its end is known from now on
     account.clock.advance(3599)
-    late = account.budget.acquire(Urgency.NORMAL)
+    late = [account.budget.acquire(Urgency.NORMAL) for _ in range(2)]
     account.clock.advance(1)
     account.budget.snapshot()
-    account.budget.settle(late, headers(100))
-    assert account.budget.snapshot().used == 1
+    for used, ticket in zip((99, 100), late, strict=True):
+        account.budget.settle(ticket, headers(used))
+    assert account.budget.snapshot().used == 2
     account.call(used=2)
     assert account.budget.snapshot().used == 2
 
