@@ -52,6 +52,7 @@ class Meeting:
     overtaken: set[str] = field(default_factory=set)  # stored files that others have removed or replaced
     origins: dict[str, str] = field(default_factory=dict)  # names that were renamed here, and from where
     listed: set[str] = field(default_factory=set)  # the paths of the last listing
+    removed: set[str] = field(default_factory=set)  # names that were unlinked here: `flush` has no word for them
     restarted: bool = False  # the mount has ended since, and with it what `flush` would tell
 
     def __post_init__(self) -> None:
@@ -79,7 +80,7 @@ class Meeting:
 
     def verify(self) -> None:
         """Raises Failed."""
-        if self.take_drafts() and not self.restarted:
+        if self.take_drafts() - self.removed and not self.restarted:
             self._fail("kept for recover, and flush did not say so", {})
         stored = self._stored()
         for version in self.versions:
@@ -102,8 +103,8 @@ class Meeting:
     def _is_ours(self, data: bytes) -> bool:
         return any(version.ours and version.is_in({"": data}) for version in self.versions)
 
-    def take_drafts(self) -> bool:
-        """Discard what is kept of changes that cannot be stored, once it is looked at. Whether there was any.
+    def take_drafts(self) -> set[str]:
+        """Discard what is kept of changes that cannot be stored, once it is looked at. Returns the paths.
 
         Raises Failed if others have not been in the way.
         """
@@ -118,7 +119,7 @@ class Meeting:
                 if version.path == path and version.appended and kept.endswith(version.appended):
                     version.must = False
             self.stage.discard(draft["id"])
-        return bool(drafts)
+        return {draft["path"] for draft in drafts}
 
     def _shown(self) -> Tree:
         """What there is, after a refresh. The kernel may keep an older answer for a second."""
@@ -224,6 +225,7 @@ class Meeting:
         self._note_shown(path)
         if self._try(["unlink", path], lambda: (self.top / path).unlink()):
             self._changed(path)
+            self.removed.add(path)
 
     def _remove_all(self) -> None:
         """`rm -r`, and others may store something in the middle of it."""
