@@ -305,6 +305,7 @@ class Tombstone:
         self.look_after = -math.inf
         self.after: set[Inode] = set()  # guarded by WorkQueue.lock
         self.below: list[Entry] = []
+        self.bases: dict[str, Base] = {}  # by path, of those files of `below` that were uploaded from here
         self.done = False  # guarded by WorkQueue.lock; the service has acknowledged the delete
         self.done_at = math.inf  # monotonic seconds of that answer, or of the replay
         self.looks = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import json
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 from cloudsimfs.datacache.state import ContentState, unpack, unpack_bytes
@@ -72,6 +72,7 @@ class TombstoneRow:
     after: tuple[int, ...]
     done: bool
     base: Base | None = None
+    bases: dict[str, Base] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,7 +79,8 @@ CREATE TABLE IF NOT EXISTS gone (          -- names removed here: a delete to be
   path       TEXT PRIMARY KEY,
   entry      TEXT,                         -- JSON entry that was removed; NULL: whatever is stored there
   is_dir     INTEGER NOT NULL,
-  below      TEXT NOT NULL,                -- JSON list of the entries under a removed folder
+  below      TEXT NOT NULL,                -- JSON list of the entries under a removed folder; one that was uploaded
+                                           -- from here is a list of its own, with the columns of gone_base
   after      TEXT NOT NULL,                -- JSON list of inode numbers to be stored first (rename)
   done       INTEGER NOT NULL              -- 1: the service has acknowledged the delete
 );

@@ -162,10 +162,10 @@ class Deleter:
 
     def _files_to_delete(self, tombstone: Tombstone, since: float) -> list[Entry]:
         """The files that were removed with a folder in which others have something, too."""
-        listed = (
-            entry if entry.id else self._find_removed(entry.path, since, is_dir=False) for entry in tombstone.below
-        )
-        return self._not_replaced(tombstone, [entry for entry in listed if entry is not None])
+        known = [entry for entry in tombstone.below if entry.id]
+        found = [self._find_removed(entry.path, since, is_dir=False) for entry in tombstone.below if not entry.id]
+        ours = [entry for entry in found if entry is not None and not tombstones.is_of_others(tombstone, entry)]
+        return self._not_replaced(tombstone, [*known, *ours])
 
     def _not_replaced(self, tombstone: Tombstone, entries: list[Entry]) -> list[Entry]:
         """Those that others have not replaced, by a listing from after the last trouble: one call for each folder."""

@@ -13,7 +13,7 @@ from cloudsimfs import paths
 from cloudsimfs.errors import Exists, Invalid, IsDirectory, NotDirectory, NotEmpty, NotFound, WrongState
 from cloudsimfs.inode import Base, Inode, Node, Tombstone, WriteState
 from cloudsimfs.vfs.changes import listed_folder, remove_folder
-from cloudsimfs.vfs.names import HIDDEN_PREFIX, is_local_name, unknown_file, unknown_folder
+from cloudsimfs.vfs.names import HIDDEN_PREFIX, is_local_name, unknown_folder
 from cloudsimfs.vfs.tombstones import (
     bury,
     bury_folder,
@@ -147,7 +147,7 @@ def _rename_folder(tree: Tree, old: str, new: str, source: Node, target: Node | 
         inodes = [tree.inode_of_locked(path, node) for path, node in files]
         hidden = [claim_for_folder(tree, paths.rebase(path, old, new)) for path, _ in folders]
         moved = [_move_file_locked(tree, inode, paths.rebase(inode.path, old, new), None) for inode in inodes]
-        left = [file.entry or unknown_file(file.path) for file in moved if file is not None]
+        left = [file for file in moved if file is not None]
         entry = listed_folder(old, source, above)
         had_file = [
             _move_folder_locked(tree, path, paths.rebase(path, old, new), node, tombstone)

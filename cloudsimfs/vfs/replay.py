@@ -151,7 +151,7 @@ def _replay_tombstone(tree: Tree, row: TombstoneRow, inodes: dict[int, Inode]) -
         return
     tombstone = Tombstone(row.path, row.entry, is_dir=row.is_dir)
     tombstone.base = row.base or tombstone.base
-    tombstone.below = list(row.below)
+    tombstone.below, tombstone.bases = list(row.below), row.bases
     tombstone.look_after = tree.born_at
     if row.done:
         tombstone.finish(tree.monotonic())

@@ -17,7 +17,7 @@ from cloudsimfs.errors import NotDirectory, NotFound
 from cloudsimfs.inode import Base, Inode, Tombstone
 from cloudsimfs.listings.dcache import DCache
 from cloudsimfs.service.model import Entry
-from cloudsimfs.vfs.evidence import is_later
+from cloudsimfs.vfs.evidence import is_foreign_locked, is_later
 from cloudsimfs.vfs.names import unknown_file, unknown_folder
 from cloudsimfs.vfs.tree import Tree
 
@@ -50,18 +50,20 @@ def bury(tree: Tree, tombstone: Tombstone, *, after: Iterable[Inode] = ()) -> No
 
 
 def bury_folder(
-    tree: Tree, path: str, entry: Entry, *, empty: bool, files: Iterable[Entry] = (), after: Iterable[Inode] = ()
+    tree: Tree, path: str, entry: Entry, *, empty: bool, files: Iterable[Tombstone] = (), after: Iterable[Inode] = ()
 ) -> None:
     """Replace the pending deletes inside a removed folder by one delete of the folder, once `after` are stored.
 
     `files` were in it until now. `empty`: the service lists nothing in it.
     """
     tombstone = Tombstone(path, entry, is_dir=True)
-    tombstone.since, tombstone.below, awaited = tree.monotonic(), list(files), set(after)
+    tombstone.since, awaited = tree.monotonic(), set(after)
+    for file in files:
+        _take_over(tombstone, file)
     for below, item in tree.overlay.below(path):
         if isinstance(item, Tombstone) and not item.done:
             tree.pending_deletes.call_off(item)  # one that has begun may fail, so it is asked for again
-            tombstone.below += item.below if item.is_dir else [_removed_file(item)]
+            _take_over(tombstone, item)
             awaited |= item.after
             if item.is_dir and not item.below:
                 hide_folder(tree, below)  # none of its files will tell of it (`_hide_folders`)
@@ -74,10 +76,19 @@ def bury_folder(
         hide_folder(tree, path)  # its files were deleted one by one: the service has no empty folders
 
 
-def _removed_file(tombstone: Tombstone) -> Entry:
-    """What was removed, of unknown id if it was uploaded from here: what was found may be an older version."""
-    entry = tombstone.entry
-    return unknown_file(tombstone.path) if entry is None or tombstone.base.uploaded else entry
+def _take_over(folder: Tombstone, inside: Tombstone) -> None:
+    """Have the tombstone of a removed folder name what one inside it did.
+
+    What was uploaded from here has no id there: what a listing showed may be an older version.
+    """
+    folder.below += inside.below
+    folder.bases |= inside.bases
+    if inside.is_dir:
+        return
+    entry = inside.entry
+    folder.below.append(unknown_file(inside.path) if entry is None or inside.base.uploaded else entry)
+    if inside.base.uploaded:
+        folder.bases[inside.path] = inside.base
 
 
 def hide_folder(tree: Tree, path: str) -> None:
@@ -180,6 +191,7 @@ def _hide_files(tree: Tree, tombstone: Tombstone) -> None:
     """Bury the files of a removed folder one by one. If the folder's delete is done, they only stay hidden."""
     for entry in tombstone.below:
         removed = Tombstone(entry.path, entry if entry.id or tombstone.done else None)
+        removed.base = tombstone.bases.get(entry.path, removed.base)
         if tombstone.done:  # with the folder, whatever it was
             removed.finish(tree.monotonic())
             tree.overlay.put(entry.path, removed)
@@ -213,7 +225,9 @@ def only_holds(tree: Tree, tombstone: Tombstone, since: float) -> bool:
             with tree.lock:
                 item = tree.overlay.get(entry.path)
             removed = item.entry if isinstance(item, Tombstone) else None
-        return removed is not None and (not removed.id or removed.fingerprint == entry.fingerprint)
+        if removed is None or removed.id:
+            return removed is not None and removed.fingerprint == entry.fingerprint
+        return not is_of_others(tombstone, entry)
 
     def check(directory: str) -> bool:
         try:
@@ -228,6 +242,12 @@ def only_holds(tree: Tree, tombstone: Tombstone, since: float) -> bool:
         return listing.complete and all(check(it.path) if it.is_dir else was_removed(it) for it in inside)
 
     return check(tombstone.path)
+
+
+def is_of_others(tombstone: Tombstone, entry: Entry) -> bool:
+    """Whether others have stored this file in place of one that was uploaded from here, in a removed folder."""
+    base = tombstone.bases.get(entry.path)
+    return base is not None and is_foreign_locked(base, entry)
 
 
 def in_the_way(tree: Tree, path: str) -> list[Tombstone]:

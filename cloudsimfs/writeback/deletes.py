@@ -76,7 +76,9 @@ class PendingDeletes:
         """Journal the tombstone as it is now."""
         after = tuple(inode.attr.ino or 0 for inode in tombstone.after)
         below, base = tuple(tombstone.below), tombstone.base if tombstone.base.sent else None
-        row = TombstoneRow(tombstone.path, tombstone.entry, tombstone.is_dir, below, after, tombstone.done, base)
+        row = TombstoneRow(
+            tombstone.path, tombstone.entry, tombstone.is_dir, below, after, tombstone.done, base, tombstone.bases
+        )
         self._journal.save_tombstone(row)
 
     def call_off(self, tombstone: Tombstone) -> bool:

@@ -189,6 +189,44 @@ def test_what_others_store_over_an_upload_before_it_is_listed_stays(box: Sandbox
     assert box.files() == {"f": b"what others have stored"}
 
 
+@pytest.mark.parametrize("how", ["removed", "made again", "moved", "moved and made again"])
+@pytest.mark.parametrize("remount", [False, True])
+def test_what_others_store_over_an_upload_whose_folder_was_removed_stays(
+    box: Sandbox, tmp_path: Path, api: Literal["v1", "v2"], how: str, remount: bool
+) -> None:
+    """The folder's delete, and those of its files, know what was uploaded from here: theirs is none of that."""
+    clock = Ticking()
+    world = World(box, tmp_path / "cache", api, clock, write_back=0.0)
+    try:
+        box.populate({"d/g": b"g", "kept": b"kept"})
+        assert (names(world), names(world, "d")) == (["d", "kept"], ["g"])
+        world.write("d/f", b"mine")
+        world.files.writeback.drain(timeout=60)
+        if how.startswith("moved"):
+            world.files.rename("d", "e")
+        else:
+            remove(world, "d", "f", "g")
+        if how.endswith("made again"):
+            world.files.mkdir("d", 0o755)
+        put_by_others(box, "d/f", b"what others have stored")
+    finally:
+        if remount:
+            world.close()
+    if remount:
+        world = World(box, tmp_path / "cache", api, clock, write_back=0.0)
+    try:
+        for _ in range(2 * len(LATE_LOOKS)):
+            clock.advance(LATE_LOOKS[-1] + HELD)
+            world.rest()
+        clock.advance(TTL + LATE_DELETES)
+        assert "d" in names(world)
+        assert names(world, "d") == ["f"]
+        moved = {"e/f": b"mine", "e/g": b"g"} if how.startswith("moved") else {}
+        assert box.files() == {"d/f": b"what others have stored", "kept": b"kept", **moved}
+    finally:
+        world.close()
+
+
 def test_what_others_store_again_under_a_removed_name_is_no_failed_delete(box: Sandbox, world: World) -> None:
     box.populate({"f": b"f", "d/x": b"x", "kept": b"kept"})
     assert (names(world), names(world, "d")) == (["d", "f", "kept"], ["x"])
