@@ -11,8 +11,9 @@ yet), it is a file `data/<name>.note`, which from then on is the note. Each line
     ["moved", path]                             renamed
     ["gone"]                                    these bytes are unwanted, or they are somewhere else, too
 
-A row is authority: a note only counts where no row names the file. A file without row or note may hold anything, so
-it is kept, unless a log says that all in it are a version's bytes (`rangelog`).
+A row is authority: a note only counts where no row names the file, or where it tells of a later closed state than the
+row. A file without row or note may hold anything, so it is kept, unless a log says that all in it are a version's
+bytes (`rangelog`).
 
 Threading: none of its own; whoever saves the row holds the inode's lock.
 """

@@ -48,12 +48,14 @@ def read_drafts(path: Path) -> list[DraftRow]:
     return [draft_row(values) for values in rows_of(path, DRAFTS)]
 
 
-def read_closed(path: Path) -> list[FileRow]:
-    """The files that wait for their upload in the journal at `path`, which another mount may have open.
+def read_files(path: Path) -> list[FileRow]:
+    """The closed files in the journal at `path`, which another mount may have open. Raises MountError."""
+    return [file_row(values) for values in rows_of(path, FILES)]
 
-    Raises MountError.
-    """
-    return [row for row in map(file_row, rows_of(path, FILES)) if row.state == "closed"]
+
+def read_closed(path: Path) -> list[FileRow]:
+    """Those that wait for their upload."""
+    return [row for row in read_files(path) if row.state == "closed"]
 
 
 def read_counts(path: Path) -> tuple[int, int, int]:

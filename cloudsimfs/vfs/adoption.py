@@ -55,7 +55,7 @@ from cloudsimfs.runs.book import LaunchBook, take_from_journal
 from cloudsimfs.text import agree, count, listed
 from cloudsimfs.vfs import accountdir
 from cloudsimfs.vfs.doubt import set_doubted_aside
-from cloudsimfs.vfs.found import find, take_stock
+from cloudsimfs.vfs.found import find, keep_newer, take_stock
 from cloudsimfs.vfs.localattrs import fresh_ino
 from cloudsimfs.vfs.names import conflict_names, is_local_name
 
@@ -144,6 +144,7 @@ def adopt(source: Path, target: Path) -> list[tuple[str, str]]:
             settle(source, journals[0])
             for place, journal in zip((source, target), journals, strict=True):
                 set_doubted_aside(journal, place / "data")
+                keep_newer(journal, place / "data")
                 take_stock(journal, place / "data")
             return Handover(source, target, *journals).run()
     except OSError as error:

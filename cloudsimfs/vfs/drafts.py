@@ -14,9 +14,9 @@ from pathlib import Path
 from cloudsimfs import paths
 from cloudsimfs.datacache.directory import is_mounted, missing_bytes, size_of
 from cloudsimfs.host.disk import copy_file
-from cloudsimfs.journal.readonly import read_closed, read_drafts, read_misfit, read_named
+from cloudsimfs.journal.readonly import read_drafts, read_files, read_misfit, read_named
 from cloudsimfs.journal.rows import DraftRow, FileRow, Kept
-from cloudsimfs.vfs.found import find
+from cloudsimfs.vfs.found import find, find_newer
 from cloudsimfs.vfs.names import is_local_name
 
 ID_LENGTH = 8  # letters of the backing file's name
@@ -72,8 +72,10 @@ def find_drafts(directory: Path) -> list[Draft]:
     mounted, data, journal = is_mounted(directory), directory / "data", directory / "journal.db"
     fits = journal.exists() and not read_misfit(directory)
     drafts = [row for row in read_drafts(journal) if row.kept or not mounted] if fits else []
-    closed = read_closed(journal) if fits and not mounted else []
+    files = read_files(journal) if fits and not mounted else []
+    closed = [row for row in files if row.state == "closed"]
     listed = [*(draft_of(row, data) for row in drafts), *(_closed_of(row, data) for row in closed)]
+    listed += [draft_of(row, data) for _, row in find_newer(data, files)]
     if not mounted and data.is_dir():
         listed += [draft_of(row, data) for row in find(data, read_named(journal) if fits else ())]
     return [draft for draft in listed if not is_local_name(paths.name(draft.path))]

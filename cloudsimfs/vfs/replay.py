@@ -17,7 +17,7 @@ from cloudsimfs.errors import NoSpace
 from cloudsimfs.inode import Base, Inode, LocalAttr, Tombstone, WriteState
 from cloudsimfs.journal.rows import DraftRow, FileRow, Kept, TombstoneRow
 from cloudsimfs.vfs.doubt import lose, set_doubted_aside
-from cloudsimfs.vfs.found import take_stock
+from cloudsimfs.vfs.found import keep_newer, take_stock
 from cloudsimfs.vfs.names import HIDDEN_PREFIX, is_local_name, unknown_folder
 from cloudsimfs.vfs.tree import Tree
 from cloudsimfs.writeback.refusals import OVERTAKEN
@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 def replay(tree: Tree) -> None:
     for path in set_doubted_aside(tree.journal, tree.datacache.data):
         tree.dcache.invalidate(paths.parent(path))
+    keep_newer(tree.journal, tree.datacache.data)
     for path in tree.journal.folders():
         attr = tree.attributes.get(path) or LocalAttr(ino=tree.attributes.ino(path))
         tree.overlay.put(path, Inode(path, is_dir=True, entry=unknown_folder(path), attr=attr))
