@@ -57,8 +57,7 @@ class Database:
         except OtherVersion as error:
             raise MountError(other_version(path, str(error))) from None
         except (sqlite3.Error, OSError) as error:
-            if is_damage(error):
-                raise Misfit(path, f"it is damaged: {error}") from error
+            _raise_damage(path, error)
             raise MountError(f"{path}: the journal cannot be opened: {error}") from error
 
     def close(self) -> None:
@@ -177,16 +176,19 @@ def check(connection: sqlite3.Connection) -> None:
         raise error
 
 
-def is_damage(error: Exception) -> bool:
-    """Whether the file itself is wrong: no database, or half of one. A full or failing disk is no damage."""
+def _raise_damage(path: Path, error: Exception) -> None:
+    """Raises Misfit if the file itself is wrong: no database, or half of one. A full or failing disk is no damage."""
+    if path.is_dir():
+        raise Misfit(path, "it is a folder") from error
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK)
-    return code & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+    if code & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        raise Misfit(path, f"it is damaged: {error}") from error
 
 
 def first_row(path: Path, table: str, version: int) -> Any:
     """The first row of a table in the file at `path`, which another mount may have open; None if there is none.
 
-    Raises Misfit if the file is damaged or empty, else MountError if it has another schema or cannot be read.
+    Raises Misfit if the file is damaged, empty or a folder, MountError if it has another schema or cannot be read.
     """
     try:
         with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
@@ -199,8 +201,7 @@ def first_row(path: Path, table: str, version: int) -> Any:
                 raise Misfit(path, "it is empty")
             return connection.execute(f"SELECT * FROM {table}").fetchone() if table in tables else None
     except sqlite3.Error as error:
-        if is_damage(error):
-            raise Misfit(path, f"it is damaged: {error}") from None
+        _raise_damage(path, error)
         raise MountError(f"{path}: the journal cannot be read: {error}") from None
 
 

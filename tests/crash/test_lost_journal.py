@@ -78,6 +78,11 @@ def of_another_program(directory: Path) -> None:
         db.execute("CREATE TABLE t (x)")
 
 
+def a_folder(directory: Path) -> None:
+    missing(directory)
+    (directory / "journal.db").mkdir()
+
+
 DAMAGES = (
     missing,
     missing_but_for_its_log,
@@ -86,6 +91,7 @@ DAMAGES = (
     halved,
     garbage,
     of_another_program,
+    a_folder,
 )
 
 
