@@ -82,7 +82,8 @@ class Pair:
             self._note_closing(op[1])
         self.in_the_way = []
         seen = self.mount.do(op)
-        if seen in GONE or (op[0] in ("write", "pwrite") and seen[0] == "ok" and self._died_halfway(op, seen[1])):
+        halfway = op[0] in ("write", "pwrite") and seen[0] == "ok" and seen[1] < op[3]
+        if seen in GONE or (halfway and self._is_dying()):
             raise MountGone(op)
         if self._is_excused(op, seen):
             return
@@ -90,11 +91,13 @@ class Pair:
             raise MountGone(op)  # it died before that could be seen
         expected = self._do_locally(op)
         if seen != expected:
+            if op[0] in ("read", "pread") and seen[0] == "ok" and self._is_dying():
+                raise MountGone(op)  # the kernel had the first pages only
             raise Mismatch(op, [*seen, *self.in_the_way], expected)
 
-    def _died_halfway(self, op: Op, written: int) -> bool:
-        """Whether only a part was written, because the daemon dies. The mount may live on for a moment."""
-        until = time.monotonic() + (DEATH_BOUND if written < op[3] else 0.0)
+    def _is_dying(self) -> bool:
+        """Whether only a part was written or read, because the daemon dies. The mount may live on for a moment."""
+        until = time.monotonic() + DEATH_BOUND
         while time.monotonic() < until:
             if self.mount.do(["room"]) in GONE:
                 return True
