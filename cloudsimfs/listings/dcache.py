@@ -6,7 +6,7 @@ TTL. Listings are kept (`listings.cache`) and served while the service cannot be
 or the service itself, says so.
 
 Threading: fetches are single-flight per directory (`singleflight`). The lock of the flights comes before that of the
-listing cache; no other is taken under it.
+listing cache; no other is taken under it. `_everything` is held over the all-entries call, by who fetches.
 """
 
 from __future__ import annotations
@@ -81,6 +81,7 @@ class DCache:
         self._cache = ListingCache(store, ttl=ttl, clock=clock, offline=offline, stretch=self._stretch)
         self._interrupted = interrupted
         self._walks = Walks(clock, bulk=bulk)
+        self._everything = threading.Lock()  # held over the all-entries call
         self._flights = SingleFlight[str, Listing](workers=CONCURRENT_FETCHES, name="listing", clock=clock)
         # monotonic seconds; until then nobody waits for renewals, as one took longer than RENEWAL_GRACE
         self._slow_until = NEVER
@@ -233,11 +234,9 @@ class DCache:
             if self._offline:
                 raise Unreachable("the mount is offline (--offline)")
             if self._wants_everything(path, since) and not (since is None and self._is_absent(path)):
-                asked_at = self._clock.monotonic()
-                self._fetch_everything()
-                listing = self._cache.fresh(path)
-                if listing is not None and listing.asked_at >= asked_at:
-                    return listing
+                everything = self._from_everything(path, since)
+                if everything is not None:
+                    return everything
             listing = self._fetch(path, since)
         except (NotFound, NotDirectory):
             self.forget(path)
@@ -251,6 +250,24 @@ class DCache:
             return stale
         self._put(path, listing)
         return listing
+
+    def _from_everything(self, path: str, since: float | None) -> Listing | None:
+        """The directory's listing by the all-entries call; None if that does not tell.
+
+        One such call is under way at a time: who has waited for it finds that it has been made, or has failed.
+        """
+        begun_at = self._clock.monotonic()
+        with self._everything:
+            found = self._cache.fresh(path)
+            if found is not None and self._cache.is_fresh_enough(path, found, since):
+                return found
+            if self._walks.has_failed(begun_at):
+                return None
+            asked_at = self._clock.monotonic()
+            changed = self._fetch_everything()
+        self._tell(changed)
+        listing = self._cache.fresh(path)
+        return listing if listing is not None and listing.asked_at >= asked_at else None
 
     def _wants_everything(self, path: str, since: float | None) -> bool:
         """Whether the all-entries call is the best way to answer this."""
@@ -271,9 +288,13 @@ class DCache:
         return False
 
     def _put(self, path: str, listing: Listing) -> None:
-        changed = self._cache.put(path, listing)
-        if changed:
-            self._on_change(path, changed)
+        self._tell({path: self._cache.put(path, listing)})
+
+    def _tell(self, changed: dict[str, set[str]]) -> None:
+        """Have the kernel forget these names, by directory. No lock is held: it may be waiting for an answer."""
+        for path, names in changed.items():
+            if names:
+                self._on_change(path, names)
 
     def _fetch(self, path: str, since: float | None) -> Listing:
         """The directory's listing, of now. Raises NotFound or NotDirectory if its parent's listing says so."""
@@ -295,14 +316,16 @@ class DCache:
 
     def look_into(self, folders: Set[str], *, since: float) -> None:
         """Fetch the listings of these folders in one call where that saves calls. `since` as for `listing`."""
-        listings = {path: self._cache.find(path, on_disk=False) for path in folders}
-        missing = [
-            path
-            for path, listing in listings.items()
-            if not listing or not self._cache.is_fresh_enough(path, listing, since)
-        ]
-        if len(missing) > 1 and not self._offline and self._walks.may_list_everything():
-            self._fetch_everything()
+        with self._everything:
+            listings = {path: self._cache.find(path, on_disk=False) for path in folders}
+            missing = [
+                path
+                for path, listing in listings.items()
+                if not listing or not self._cache.is_fresh_enough(path, listing, since)
+            ]
+            wanted = len(missing) > 1 and not self._offline and self._walks.may_list_everything()
+            changed = self._fetch_everything() if wanted else {}
+        self._tell(changed)
 
     def entry(self, path: str, *, since: float | None = None) -> Entry | None:
         """The listed entry of `path`; None if it is definitely absent. `since` as for `listing`."""
@@ -342,17 +365,22 @@ class DCache:
     def _folders_beside(self, path: str) -> list[str]:
         return [] if path == paths.ROOT else self._cache.folders(paths.parent(path))
 
-    def _fetch_everything(self) -> None:
-        """Make v1's all-entries call: every listing at once (docs/service.md, "Endpoints")."""
+    def _fetch_everything(self) -> dict[str, set[str]]:
+        """Make v1's all-entries call: every listing at once (docs/service.md, "Endpoints").
+
+        Returns the names that have changed, by directory. The caller holds `_everything`.
+        """
         asked_at = self._clock.monotonic()
         try:
             entries = self._client.list_all()
         except ServiceError as error:
             self._walks.failed(for_good=isinstance(error, (NotOffered, KeyRefused, Refused, NoSuchEntry)))
             log.info("walking without the all-entries call: %s", error)
-            return
+            return {}
         folders = by_folder(entries)
         self._walks.took_everything(self._clock.monotonic() - asked_at, len(entries))
-        for path, names in sorted(folders.items()):  # a folder before what is in it, which it may have forgotten
-            if names or not holds_names(path, self.known(path)):  # else it is asked for by itself
-                self._put(path, Listing(names, asked_at))
+        return {
+            path: self._cache.put(path, Listing(names, asked_at))
+            for path, names in sorted(folders.items())  # a folder before what is in it, which it may have forgotten
+            if names or not holds_names(path, self.known(path))  # else it is asked for by itself
+        }

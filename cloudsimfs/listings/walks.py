@@ -90,6 +90,11 @@ class Walks:
             self._bulk = self._bulk and not for_good
             self._failed_at = self._clock.monotonic()
 
+    def has_failed(self, since: float) -> bool:
+        """Whether an all-entries call has failed after `since` (monotonic seconds)."""
+        with self._lock:
+            return self._failed_at > since
+
     def ahead(self, path: str, siblings: Sequence[str], inside: Sequence[str]) -> list[str]:
         """The directories that a walker reading `path` now will need next: those inside, then those after it."""
         with self._lock:

@@ -541,6 +541,34 @@ def test_a_walk_goes_on_without_the_all_entries_call(
     assert (len(box.calls.entries("list-all")) == 0) == for_good
 
 
+@pytest.mark.parametrize("api", ["v2"])
+@pytest.mark.parametrize("answer", ["comes", "fails"])
+def test_who_waits_for_all_entries_does_not_ask_for_them_again(
+    rigs: Callable[..., Rig], box: Sandbox, answer: str
+) -> None:
+    """Eight folders are to be listed anew while that call is under way: the next one answers for all of them."""
+    box.populate(WIDE)
+    rig = rigs(bulk=True)
+    folders = [f"d{number}" for number in range(9)]
+    for folder in folders:
+        rig.dcache.listing(folder)
+    box.calls.reset()
+    fault = box.faults.add("list-all", "hang", times=1)
+    waiting = []
+    with ThreadPoolExecutor(len(folders)) as pool:
+        try:
+            for folder in folders:
+                waiting.append(pool.submit(rig.dcache.listing, folder, since=rig.clock.monotonic()))
+                wait_until(lambda: fault.fired, "the first one asks")
+            wait_until(lambda: len(rig.dcache._flights) == len(folders), "the others wait")
+            if answer == "fails":
+                box.faults.add("list-all", "status", status=403)
+        finally:
+            box.faults.remove(fault)
+        assert all(sorted(listing.result().names) == ["e"] for listing in waiting)
+    assert len(box.calls.entries("list-all")) == 2
+
+
 @pytest.mark.parametrize("api", ["v1"])
 def test_folders_that_only_their_files_tell_of(rigs: Callable[..., Rig], box: Sandbox) -> None:
     """An all-entries answer without folders; later their ids are found when they are needed."""
