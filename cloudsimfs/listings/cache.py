@@ -153,7 +153,11 @@ class ListingCache:
                 listing = replace(listing, asked_at=NEVER)
             before = self._known.get(path)
             if before is not None and before.asked_at > listing.asked_at:
-                return set()  # the answer to a later call has come first
+                # the answer to a later call has come first: only what is certainly later counts
+                later = later_files(before.names, listing.names)
+                if not later or path not in self._fresh:
+                    return set()
+                listing = replace(before, names={**before.names, **later})
             if before is not None:
                 listing = replace(listing, names=with_sizes(before.names, listing.names))
             self._keep_locked(path, listing)
@@ -275,6 +279,17 @@ def total_size(names: Mapping[str, Entry]) -> int:
 def changed_names(before: Mapping[str, Entry], after: Mapping[str, Entry]) -> set[str]:
     """Names that are new, gone, or of another version."""
     return {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+
+
+def later_files(before: Mapping[str, Entry], other: Mapping[str, Entry]) -> dict[str, Entry]:
+    """Files of another listing that have a later time than in the one before."""
+    return {
+        name: entry
+        for name, entry in other.items()
+        if (old := before.get(name)) is not None
+        and not (entry.is_dir or old.is_dir or entry.mtime_ns is None or old.mtime_ns is None)
+        and entry.mtime_ns > old.mtime_ns
+    }
 
 
 def is_another_folder(before: Entry | None, after: Entry | None) -> bool:

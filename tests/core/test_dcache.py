@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +21,7 @@ from cloudsimfs.listings.store import ListingStore
 from cloudsimfs.listings.walks import ALL_ENTRIES_PAUSE, ALL_ENTRIES_SLOW, FETCH_AHEAD, LONG_WALK, WALK_GAP, Walks
 from cloudsimfs.sandbox import Sandbox
 from cloudsimfs.service import Retry, Timeouts, connect
-from harness import patient, wait_until
+from harness import patient, put_by_others, wait_until
 from world import Ticking
 
 TTL = 60.0
@@ -539,6 +540,25 @@ def test_a_walk_goes_on_without_the_all_entries_call(
     rig.clock.advance(TTL + ALL_ENTRIES_PAUSE)
     assert walk(rig) == SIZES
     assert (len(box.calls.entries("list-all")) == 0) == for_good
+
+
+def test_an_answer_that_was_overtaken_still_shows_a_later_version(rigs: Callable[..., Rig], box: Sandbox) -> None:
+    """It was asked for first, and answered last."""
+    box.populate({"d/f": b"f", "d/g": b"g"})
+    rig = rigs()
+    asked_at = rig.clock.monotonic()
+    first = rig.dcache.listing("d")
+    put_by_others(box, "d/f", b"of others")
+    box.remove("d/g")
+    rig.clock.advance(TTL + 1)
+    overtaken = replace(rig.dcache.listing("d"), asked_at=asked_at)
+    for came_last, files in ((first, first), (overtaken, overtaken)):
+        rig.dcache.forget("d")
+        rig.dcache._put("d", first)
+        rig.changes.clear()
+        rig.dcache._put("d", came_last)
+        assert rig.dcache.known("d") == replace(first, names={**first.names, "f": files.names["f"]})
+    assert rig.changes == [("d", {"f"})]
 
 
 @pytest.mark.parametrize("api", ["v2"])
