@@ -285,12 +285,12 @@ class Writeback:
         the mount is offline and something waits. Deletes that wait for an open file are not waited for.
         """
         self._wait_for_releases(folder)
-        self.refusals.check(folder)
         if self._offline:
+            self.refusals.check(folder)
             self._check_online(self._awaited(self.pending(), folder))
             return
         self.queue.drain(lambda jobs: self._awaited(jobs, folder), timeout=timeout, interrupted=interrupted)
-        self.refusals.check(folder)  # a job that was waited for may have ended so
+        self.refusals.check(folder)  # what was refused keeps nothing else from being sent
         self.view_cache.drain(timeout=timeout, interrupted=interrupted)
 
     def _wait_for_releases(self, folder: str) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from cloudsimfs.clock import SystemClock
 from cloudsimfs.errors import TryAgain
+from cloudsimfs.inode import Inode, LocalAttr
 from cloudsimfs.sandbox import Sandbox
 from cloudsimfs.vfs.filesystem import FileSystem
 from cloudsimfs.writeback import deletes
@@ -86,6 +87,22 @@ def test_a_delete_that_stays_refused_is_given_up(box: Sandbox, files: FileSystem
     files.unlink("f")
     files.writeback.drain(timeout=patient(30))
     assert (box.paths(), list(files.writeback.deletes.given_up())) == (["d/x"], ["d"])
+
+
+def test_an_upload_that_is_refused_keeps_no_delete_from_being_sent_again(box: Sandbox, files: FileSystem) -> None:
+    """`flush` sends the rest at once, and then says what was refused."""
+    box.populate({"f": b"f", "kept": b"kept"})
+    fault = box.faults.add("delete", "status", status=400)
+    names(files)
+    files.unlink("f")
+    wait_until(lambda: all(job.error for job in files.writeback.pending()), "it has been tried")
+    refused = Inode("refused", is_dir=False, entry=None, attr=LocalAttr())
+    files.writeback.refusals.add(refused, "/refused: others have replaced it")
+    box.faults.remove(fault)
+    with pytest.raises(TryAgain, match="others have replaced it"):
+        files.writeback.drain(timeout=patient(30))
+    assert box.paths() == ["kept"]
+    assert not files.writeback.pending()
 
 
 @pytest.mark.parametrize("api", ["v2"])
