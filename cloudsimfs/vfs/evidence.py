@@ -31,7 +31,9 @@ def tombstone_is_settled(tombstone: Tombstone, entry: Entry | None, asked_at: fl
         return tombstone.is_dir and removed is not None and removed.id not in (0, entry.id)
     if removed is None or removed.is_dir:
         return True  # nothing was found to delete, or no file: this has come since
-    return removed.id != 0 and entry.fingerprint != removed.fingerprint  # a new file of others
+    if not removed.id:  # it was uploaded from here
+        return is_foreign_locked(tombstone.base, entry)
+    return entry.fingerprint != removed.fingerprint  # a new file of others
 
 
 def is_what_was_removed(tombstone: Tombstone, entry: Entry) -> bool:

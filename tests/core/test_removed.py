@@ -227,6 +227,23 @@ def test_what_others_store_over_an_upload_whose_folder_was_removed_stays(
         world.close()
 
 
+@pytest.mark.parametrize("api", ["v2"])
+def test_what_others_store_over_an_upload_shows_once_the_folder_is_dealt_with(box: Sandbox, world: World) -> None:
+    """It is certainly theirs, so it need not be told from what a late listing shows."""
+    box.populate({"d/g": b"g", "kept": b"kept"})
+    assert (names(world), names(world, "d")) == (["d", "kept"], ["g"])
+    world.write("d/f", b"mine")
+    world.files.writeback.drain(timeout=60)
+    remove(world, "d", "f", "g")
+    put_by_others(box, "d/f", b"what others have stored")
+    world.clock.advance(HELD)
+    world.rest()
+    for folder in ("", "d"):
+        world.tree.dcache.invalidate(folder)
+    assert (names(world), names(world, "d")) == (["d", "kept"], ["f"])
+    assert box.paths() == ["d/f", "kept"]
+
+
 def test_what_others_store_again_under_a_removed_name_is_no_failed_delete(box: Sandbox, world: World) -> None:
     box.populate({"f": b"f", "d/x": b"x", "kept": b"kept"})
     assert (names(world), names(world, "d")) == (["d", "f", "kept"], ["x"])
