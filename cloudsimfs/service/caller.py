@@ -29,7 +29,7 @@ from cloudsimfs.service.call import Call, Timeouts
 from cloudsimfs.service.endpoint import Endpoint
 from cloudsimfs.service.parsing import Hook
 from cloudsimfs.service.retry import Failed, Retrier
-from cloudsimfs.service.transport import MAX_REDIRECTS, HttpTransport, Reply, redirect_target
+from cloudsimfs.service.transport import MAX_REDIRECTS, MAX_REFUSAL, HttpTransport, Reply, redirect_target
 
 log = logging.getLogger(__name__)
 
@@ -74,8 +74,9 @@ class ApiCaller:
 
         def attempt(deadline: float) -> Any:
             with self._open(call, urgency, deadline) as reply:
-                content = reply.content(deadline)
-                return self._value(call, reply, content, hook)
+                if not 200 <= reply.status < 300:
+                    raise self._failure(call, reply, reply.refusal())
+                return self._value(call, reply, reply.content(deadline), hook)
 
         return self._run(call, attempt)
 
@@ -122,8 +123,6 @@ class ApiCaller:
         return failed.error
 
     def _value(self, call: Call, reply: Reply, content: bytearray, hook: Hook | None) -> Any:
-        if not 200 <= reply.status < 300:
-            raise self._failure(call, reply, content)
         try:
             return failures.decode(call, reply.headers, content, hook)
         except ServerFault as error:
@@ -139,7 +138,8 @@ class ApiCaller:
             return self._over_limit(reply, error)
         pause = failures.retry_after(reply.headers, self._clock.now())
         again = (reply.status >= 500 and reply.status != 501) or reply.status == 408
-        sent = failures.is_open(error, reply.status, reply.headers, content)
+        cut = len(content) >= MAX_REFUSAL  # who knows what the rest says
+        sent = cut or failures.is_open(error, reply.status, reply.headers, content)
         return Failed(error, again=again, sent=sent, pause=pause)
 
     def _over_limit(self, reply: Reply, error: BudgetSpent) -> Failed:

@@ -34,7 +34,7 @@ MIN_RECEIVE_BLOCK, FIRST_RECEIVE_BLOCK = 1 << 16, 1 << 18  # bytes received at o
 RECEIVE_TARGET = 0.01  # seconds that one block should take: readers wait for its end
 MAX_REDIRECTS = 5  # followed by one request; callers follow them
 _MAX_ANSWER = 1 << 29  # bytes of an API answer; a listing of a million entries is far below
-_MAX_ERROR_BODY = 1 << 16  # bytes read of an error's body
+MAX_REFUSAL = 1 << 16  # bytes read of an answer that is no success
 _REDIRECTS = (301, 302, 303, 307, 308)
 
 
@@ -96,17 +96,21 @@ class Reply:
                 raise Failed(TimedOut(f"{self._label}: the answer took too long"), again=False)
         return content
 
-    def error_content(self) -> bytearray:
-        """Read the start of an error's body, as far as it can be read."""
+    def refusal(self) -> bytearray:
+        """Read the first MAX_REFUSAL bytes of an answer that is no success. Raises Failed if it is cut off before."""
         content = bytearray()
+        for block in self._read(decode=True, most=MAX_REFUSAL):
+            content += block
+            if len(content) >= MAX_REFUSAL:
+                break
+        return content[:MAX_REFUSAL]
+
+    def error_content(self) -> bytearray:
+        """The same, or nothing if it is cut off: the status already says what happened."""
         try:
-            for block in self._read(decode=True):
-                content += block
-                if len(content) >= _MAX_ERROR_BODY:
-                    break
+            return self.refusal()
         except Failed:
-            pass  # the status already says what happened
-        return content[:_MAX_ERROR_BODY]
+            return bytearray()
 
     def blocks(self, buffer: memoryview | None = None) -> Iterator[bytes | memoryview]:
         """The body as it came over the wire, not decompressed. Raises Failed if it is cut off.
@@ -140,13 +144,13 @@ class Reply:
             yield buffer[:count]
         self._response.raw.release_conn()  # urllib3 did not see the end of the body
 
-    def _read(self, *, decode: bool) -> Iterator[bytes]:
+    def _read(self, *, decode: bool, most: int = READ_BLOCK) -> Iterator[bytes]:
         raw = self._response.raw
         while True:
             if self._stop.is_set():
                 raise Cancelled(f"{self._label}: stopped")
             try:
-                block = raw.read(READ_BLOCK, decode_content=decode)
+                block = raw.read(most, decode_content=decode)
             except urllib3.exceptions.ReadTimeoutError:
                 raise Failed(TimedOut(f"{self._label}: the answer stopped coming"), again=True) from None
             except urllib3.exceptions.DecodeError:
@@ -158,12 +162,16 @@ class Reply:
             if not block:
                 break
             yield block
-        # urllib3 2 checks this itself, 1.26 does not
-        if self.content_length is not None and raw.tell() < self.content_length:
-            raise Failed(self._cut("connection closed"), again=True)
 
     def _cut(self, cause: str) -> ServiceError:
         return Unreachable(f"{self._label}: the answer was cut off ({cause})")
+
+
+class _Session(requests.Session):
+    """Follows no redirect, and does not look where it leads: requests would read its whole body for that."""
+
+    def get_redirect_target(self, resp: requests.Response) -> None:
+        return None
 
 
 class HttpTransport:
@@ -177,12 +185,13 @@ class HttpTransport:
 
     @staticmethod
     def _session() -> requests.Session:
-        session = requests.Session()
+        session = _Session()
         adapter = HTTPAdapter(pool_connections=POOL_SIZE, pool_maxsize=POOL_SIZE, pool_block=False)
         session.mount("https://", adapter)
         session.mount("http://", adapter)
         session.auth = _NoAuth()
         session.headers["User-Agent"] = "cloudsimfs"
+        session.headers["Accept-Encoding"] = "identity"  # what comes is what takes memory
         session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
         return session
 

@@ -1,0 +1,104 @@
+"""A service that means harm: memory and time are bounded by the client, whatever it sends (invariant 12)."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import tracemalloc
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pytest
+
+from cloudsimfs.errors import LaunchUnresolved, ServiceError
+from cloudsimfs.service import Client, Download, LaunchRequest, Retry, Signal, connect
+from hostile import Hostile, head
+
+KEY = "k3y-of-the-hostile-test"
+MIB = 1 << 20
+IN_BUFFERS = 24 * MIB  # bytes that the sockets of one connection may hold, read by nobody
+FLOOD = 256 * MIB  # bytes that a server offers, many times what may be read
+BLOCK = bytes(1 << 16)
+RUN = LaunchRequest(cpu="1", ram="standard", script="heat2d-1.0", folder="case")
+
+VERBS: dict[str, Callable[[Client], Any]] = {
+    "list": lambda client: client.list_directory(0, ""),
+    "list-all": lambda client: client.list_all(),
+    "view": lambda client: client.view("case/b"),
+    "delete": lambda client: client.delete(1),
+    "launch": lambda client: client.launch(RUN),
+    "stop": lambda client: client.stop(1, Signal.HARD_STOP),
+    "runs": lambda client: client.simulations(),
+    "fetch-direct": lambda client: client.download_direct(1),
+}
+
+
+@contextmanager
+def client_of(server: Hostile, **settings: Any) -> Iterator[Client]:
+    values: dict[str, Any] = {"api": "v1", "retry": Retry(attempts=1), **settings}
+    with connect(base_url=server.url, key=KEY, **values) as client:
+        yield client
+
+
+def flood(start: bytes, block: bytes = BLOCK) -> Iterable[bytes]:
+    yield start
+    yield from itertools.repeat(block, FLOOD // len(block))
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("to", ["/elsewhere", "http://elsewhere.invalid/"])
+def test_the_body_of_a_redirect_is_not_read(verb: str, to: str) -> None:
+    with Hostile(lambda _: flood(head("302 Found", f"Location: {to}"))) as server, client_of(server) as client:
+        with pytest.raises(ServiceError):
+            VERBS[verb](client)
+        assert server.sent < len(server.requests) * IN_BUFFERS
+
+
+def test_a_compressed_redirect_is_not_unpacked() -> None:
+    bomb = gzip.compress(bytes(FLOOD))
+    start = head("302 Found", "Location: http://elsewhere.invalid/", "Content-Encoding: gzip")
+    with Hostile(lambda _: [start, bomb]) as server, client_of(server) as client:
+        tracemalloc.start()
+        try:
+            with pytest.raises(ServiceError):
+                client.list_all()
+            assert tracemalloc.get_traced_memory()[1] < 16 * MIB
+        finally:
+            tracemalloc.stop()
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_nothing_compressed_is_asked_for(verb: str) -> None:
+    with Hostile(lambda _: [head("400 Bad")]) as server, client_of(server) as client:
+        with pytest.raises(ServiceError):
+            VERBS[verb](client)
+        assert all(b"accept-encoding: identity" in request.lower() for request in server.requests)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("status", ["400 Bad", "403 No", "404 None", "429 Slow", "503 Oops"])
+def test_a_refusal_is_not_read_to_its_end(verb: str, status: str) -> None:
+    with Hostile(lambda _: flood(head(status), b"x" * len(BLOCK))) as server, client_of(server) as client:
+        with suppress(ServiceError):  # after a 404, there is nothing to view
+            VERBS[verb](client)
+        assert 0 < server.sent < len(server.requests) * IN_BUFFERS
+
+
+@pytest.mark.parametrize("status", ["302 Found", "400 Bad", "403 No"])
+def test_a_link_that_refuses_is_not_read_to_its_end(status: str) -> None:
+    start = head(status, "Location: http://[bad")
+    with Hostile(lambda _: flood(start)) as server, client_of(server) as client:
+        with pytest.raises(ServiceError):
+            client.fetch(Download(f"{server.url}/o"))
+        assert server.sent < IN_BUFFERS
+
+
+def test_a_launch_whose_refusal_has_no_end_may_have_started_a_run() -> None:
+    start = head("400 Bad", "Content-Type: application/json") + b'{"errors": ["'
+    with (
+        Hostile(lambda _: flood(start, b"x" * len(BLOCK))) as server,
+        client_of(server) as client,
+        pytest.raises(LaunchUnresolved),
+    ):
+        client.launch(RUN)
