@@ -11,7 +11,8 @@ The service does not say when its hour ends (docs/service.md, "Limits"). These r
   while no call is left, one single call is sent as a probe.
 - A reported count older than a whole period is dropped. Without reports, the client's own count and the clock hour
   apply.
-- Retry-After overrides all of this.
+- Retry-After overrides all of this, until the end of the hour at most, or until a call sent later is served.
+- Launch, stop and sync do not wait that long: every five minutes one is sent as a probe, whatever has been said.
 """
 
 from __future__ import annotations
@@ -143,9 +144,9 @@ class _Window:
         """The calls that may still be sent; infinite without a limit."""
         return float("inf") if self.limit is None else self.limit - self.used - in_flight - reserve
 
-    def take_probe(self, in_flight: int, now: float) -> bool:
+    def take_probe(self, in_flight: int, now: float, *, control: bool) -> bool:
         """Whether one call may be sent although none is left, to find out whether a new period has begun."""
-        if self._reported_at is None or self.known:
+        if self._reported_at is None or (self.known and not control):
             return False
         if self._probe_at is None:
             wait = _PROBE_INTERVAL if self.available(in_flight, 0) <= 0 else self.period
@@ -155,9 +156,11 @@ class _Window:
         self._probe_at = min(self.ends, now + _PROBE_INTERVAL)
         return True
 
-    def next_chance(self, now: float) -> float:
+    def next_chance(self, now: float, *, control: bool) -> float:
         """When a call may go again: at the end of the period, or at the next probe."""
-        return max(now, self.ends if self._probe_at is None else min(self.ends, self._probe_at))
+        if self._probe_at is None or (self.known and not control):
+            return max(now, self.ends)
+        return max(now, min(self.ends, self._probe_at))
 
     def reset(self) -> None:
         self._reported = self._unreported = 0
@@ -175,6 +178,8 @@ class Budget:
         self._hour = _Window("hour", HOUR, calls_per_hour, now)
         self._day = _Window("day", DAY, None, now)
         self._blocked_until = 0.0  # end of a Retry-After
+        self._blocked_serial = 0  # the calls up to this one were sent before it came
+        self._block_probe_at = 0.0  # when one call for control may be sent in spite of it
         self._block_ends_hour = False  # whether the hour was used up when it came: its end is the hour's
         self._serial = 0
         self._in_flight = 0
@@ -215,12 +220,15 @@ class Budget:
         """(ticket or None, when to try again, whether a Retry-After is the reason)."""
         now = self._time.now()
         self._roll_locked(now)
-        if now < self._blocked_until:
-            return None, self._blocked_until, True
+        control = urgency is Urgency.CONTROL
+        if now < self._blocked_until and not (control and self._take_block_probe_locked(now)):
+            until = min(self._blocked_until, self._block_probe_at) if control else self._blocked_until
+            return None, max(now, until), True
         for window in (self._hour, self._day):
-            reserve = 0 if urgency is Urgency.CONTROL else window.reserve
-            if window.available(self._in_flight, reserve) < 1 and not window.take_probe(self._in_flight, now):
-                return None, window.next_chance(now), False
+            reserve = 0 if control else window.reserve
+            spent = window.available(self._in_flight, reserve) < 1
+            if spent and not window.take_probe(self._in_flight, now, control=control):
+                return None, window.next_chance(now, control=control), False
         self._serial += 1
         self._in_flight += 1
         self._calls += 1
@@ -233,12 +241,23 @@ class Budget:
             self._block_ends_hour = False
             self._hour.reset()
 
-    def settle(self, ticket: Ticket, headers: Mapping[str, str] | None = None) -> None:
-        """Return the ticket of a call that was sent. `headers` are those of its reply (docs/service.md, "Limits")."""
+    def _take_block_probe_locked(self, now: float) -> bool:
+        if now < self._block_probe_at or self._in_flight:
+            return False
+        self._block_probe_at = now + _PROBE_INTERVAL
+        return True
+
+    def settle(self, ticket: Ticket, headers: Mapping[str, str] | None = None, *, served: bool = False) -> None:
+        """Return the ticket of a call that was sent. `headers` are those of its reply (docs/service.md, "Limits").
+
+        `served`: the service did what was asked, so it refuses calls no more.
+        """
         reply = headers or {}
         with self._lock:
             now = self._time.now()
             self._in_flight -= 1
+            if served and ticket.serial > self._blocked_serial:
+                self._blocked_until = min(self._blocked_until, now)
             for window, name in ((self._hour, "hourly"), (self._day, "daily")):
                 limit = _number(reply.get(f"x-ratelimit-{name}-limit"))
                 used = _number(reply.get(f"x-ratelimit-{name}-used"))
@@ -255,14 +274,21 @@ class Budget:
         """Note that the service refused a call over its limit. Returns the seconds until the next may succeed."""
         with self._lock:
             now = self._time.now()
+            self._roll_locked(now)
             if retry_after is not None:
-                self._blocked_until = max(self._blocked_until, now + retry_after)
+                self._block_locked(now, min(retry_after, self._hour.ends - now))
                 self._block_ends_hour = self._hour.limit is not None and self._hour.used >= self._hour.limit
             elif self._hour.available(0, 0) < 1:
-                return self._hour.next_chance(now) - now
+                return self._hour.next_chance(now, control=False) - now
             else:
-                self._blocked_until = max(self._blocked_until, now + _REFUSAL_PAUSE)
+                self._block_locked(now, _REFUSAL_PAUSE)
             return self._blocked_until - now
+
+    def _block_locked(self, now: float, seconds: float) -> None:
+        if now >= self._blocked_until:
+            self._block_probe_at = now + _PROBE_INTERVAL
+        self._blocked_until = max(self._blocked_until, now + seconds)
+        self._blocked_serial = self._serial
 
     def snapshot(self) -> BudgetState:
         """The budget now."""

@@ -194,7 +194,7 @@ class ApiCaller:
             else:
                 self._budget.cancel(ticket)
             raise
-        self._budget.settle(ticket, reply.headers)
+        self._budget.settle(ticket, reply.headers, served=200 <= reply.status < 300)
         self.clock_skew = failures.ahead(reply.headers, self._clock.now())
         log.debug("%s (%s): HTTP %d", call.label, call.version, reply.status)
         return reply

@@ -244,6 +244,65 @@ def test_retry_after_wins(urgency: Urgency) -> None:
     assert account.clock.now() >= HOUR_START + 720
 
 
+@pytest.mark.parametrize("seconds", [3601.0, 86400.0, 999_999_999.0])
+@pytest.mark.parametrize("urgency", list(Urgency))
+def test_retry_after_ends_with_the_hour(urgency: Urgency, seconds: float) -> None:
+    account = Account()
+    account.call(10)
+    assert account.budget.refused(seconds) == 3000.0
+    account.clock.advance(3000.0)
+    account.budget.acquire(urgency, account.clock.monotonic())
+
+
+def test_control_is_tried_in_spite_of_retry_after() -> None:
+    account = Account()
+    account.call(10)
+    account.budget.refused(999_999_999.0)
+    assert account.refused(Urgency.CONTROL).retry_after == 300.0
+    account.clock.advance(301)
+    account.refused()
+    account.call(11, urgency=Urgency.CONTROL)
+    account.budget.refused(999_999_999.0)
+    account.refused(Urgency.CONTROL)
+    account.clock.advance(301)
+    account.call(12, urgency=Urgency.CONTROL)
+    account.refused(Urgency.CONTROL)
+
+
+def test_a_call_that_is_served_ends_retry_after() -> None:
+    account = Account()
+    account.call(10)
+    late = account.budget.acquire(Urgency.NORMAL)
+    account.budget.refused(999_999_999.0)
+    account.budget.settle(late, headers(11), served=True)  # sent before the refusal: it proves nothing
+    account.refused()
+    account.clock.advance(301)
+    account.budget.settle(account.budget.acquire(Urgency.CONTROL), headers(12), served=True)
+    account.call(13)
+
+
+def test_control_is_tried_in_a_spent_hour_that_has_long_to_go() -> None:
+    account = Account()
+    account.call(80)
+    account.call(1)  # the hour has turned: its end is known from now on
+    account.call(100)
+    assert account.refused(Urgency.CONTROL).retry_after == 300.0
+    account.clock.advance(301)
+    assert account.refused().retry_after == 3600.0 - 301
+    account.call(100, urgency=Urgency.CONTROL)
+    account.refused(Urgency.CONTROL)
+
+
+@pytest.mark.parametrize("urgency", list(Urgency))
+def test_refusals_without_a_time_do_not_add_up(urgency: Urgency) -> None:
+    account = Account()
+    account.call(10)
+    for _ in range(5):
+        assert account.budget.refused(None) == 60.0
+    account.clock.advance(60)
+    account.budget.acquire(urgency, account.clock.monotonic())
+
+
 def test_retry_after_of_a_spent_hour_renews_it() -> None:
     account = Account()
     account.call(100)
