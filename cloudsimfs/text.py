@@ -39,7 +39,7 @@ def gib(size: float) -> str:
 
 def parse_size(text: str) -> int:
     """`20G`, `512MiB`, `1000` as bytes; K, M, G, T are powers of 1024. Raises ValueError with the remedy."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE)
+    match = re.fullmatch(r"\s*+(\d+(?:\.\d+)?)\s*+([KMGT]?)(?:i?B)?\s*+", text, re.IGNORECASE)
     if match is None:
         raise ValueError("not a size; write for example 500M or 20G")
     return int(float(match[1]) * _UNITS[match[2].upper()])

@@ -91,7 +91,7 @@ def check_fuse_conf(settings: config.Settings, file: Path | None = None) -> Find
         by_hand = (shutil.which("fusermount3") or "").startswith("/usr/local/")
         file = Path("/usr/local/etc/fuse.conf" if by_hand else "/etc/fuse.conf")
     try:
-        allowed = re.search(r"^\s*user_allow_other\s*$", file.read_text(), re.MULTILINE) is not None
+        allowed = re.search(r"^[ \t]*user_allow_other[ \t]*$", file.read_text(), re.MULTILINE) is not None
     except OSError:
         allowed = False
     if not settings["allow-other"]:
@@ -135,7 +135,7 @@ def _user() -> str:
 
 def check_updatedb(file: Path = Path("/etc/updatedb.conf")) -> Finding:
     try:
-        pruned = re.search(r'^\s*PRUNEFS\s*=\s*"?([^"\n]*)', file.read_text(), re.MULTILINE)
+        pruned = re.search(r'^[ \t]*PRUNEFS[ \t]*=[ \t]*"?([^"\n]*)', file.read_text(), re.MULTILINE)
     except OSError:
         return Finding("updatedb", "ok", "not installed: nothing scans the mount at night")
     if pruned is not None and mountpoint.FS_TYPE in pruned[1].split():

@@ -21,7 +21,7 @@ from cloudsimfs.service import Client, Download, Image, Simulation
 
 LARGEST_IMAGE = 64 << 20  # bytes
 IMAGES_IN_MEMORY = 64
-_BASE64 = re.compile(r"[A-Za-z0-9+/\s]{16,}={0,2}\s*")
+_BASE64 = re.compile(r"[A-Za-z0-9+/\s]{16,}+={0,2}+\s*+")  # possessive: nothing is looked at twice
 
 
 class Images:
