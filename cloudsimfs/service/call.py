@@ -45,7 +45,9 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Time limits in seconds. `total` is for one call with all its retries.
+    """Time limits in seconds. `total` is for one call with all its retries, and for the answer to an upload.
+
+    It ends an answer that comes byte by byte, too (`service.deadline`).
 
     The bytes of an upload are under `read` alone. Those of a download are under `data`, which is shorter: a download
     can be resumed from where it stopped.

@@ -76,7 +76,7 @@ class ApiCaller:
             with self._open(call, urgency, deadline) as reply:
                 if not 200 <= reply.status < 300:
                     raise self._failure(call, reply, reply.refusal())
-                return self._value(call, reply, reply.content(deadline), hook)
+                return self._value(call, reply, reply.content(), hook)
 
         return self._run(call, attempt)
 

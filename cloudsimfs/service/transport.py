@@ -7,6 +7,7 @@ passwords, and never adds a credential: its callers give the headers.
 
 from __future__ import annotations
 
+import functools
 import http.client
 import socket
 import ssl
@@ -26,6 +27,7 @@ from cloudsimfs.errors import BadReply, Cancelled, Refused, ServiceError, TimedO
 from cloudsimfs.redact import redact
 from cloudsimfs.service.body import Body, BodyFailed, Progress, UploadBody
 from cloudsimfs.service.call import Timeouts
+from cloudsimfs.service.deadline import Deadline, TimedResponse
 from cloudsimfs.service.retry import Failed
 
 POOL_SIZE = 64  # idle connections kept per host
@@ -56,10 +58,13 @@ class _NoAuth(AuthBase):
 class Reply:
     """An answer whose body has not been read yet. Close it, or use it as a context manager."""
 
-    def __init__(self, label: str, response: requests.Response, clock: Clock, stop: threading.Event) -> None:
+    def __init__(
+        self, label: str, response: requests.Response, clock: Clock, stop: threading.Event, deadline: Deadline
+    ) -> None:
         self._label = label
         self._response = response
         self._clock = clock
+        self._deadline = deadline
         self._stop = stop
         self.status = response.status_code
         self.headers: Mapping[str, str] = response.headers
@@ -85,15 +90,13 @@ class Reply:
         """The Location header of a redirect, as it was sent; None if the reply is no redirect."""
         return (self.headers.get("location") or None) if self.status in _REDIRECTS else None
 
-    def content(self, deadline: float) -> bytearray:
+    def content(self) -> bytearray:
         """Read the whole decoded body. Raises Failed if it is cut off, late or too large to be an answer."""
         content = bytearray()  # not a list of blocks: joining it would need twice the memory
         for block in self._read(decode=True):
             content += block
             if len(content) > _MAX_ANSWER:
                 raise Failed(BadReply(f"{self._label}: the answer is larger than {_MAX_ANSWER} bytes"), again=False)
-            if self._clock.monotonic() > deadline:
-                raise Failed(TimedOut(f"{self._label}: the answer took too long"), again=False)
         return content
 
     def refusal(self) -> bytearray:
@@ -115,8 +118,10 @@ class Reply:
     def blocks(self, buffer: memoryview | None = None) -> Iterator[bytes | memoryview]:
         """The body as it came over the wire, not decompressed. Raises Failed if it is cut off.
 
-        With a `buffer`, the blocks are views of it: each is valid until the next one is read.
+        With a `buffer`, the blocks are views of it: each is valid until the next one is read. A body that goes on
+        coming has no deadline: it may be a large file.
         """
+        self._deadline.lift()
         body = getattr(self._response.raw, "_fp", None)
         size = self.content_length
         if buffer is None or size is None or not isinstance(body, http.client.HTTPResponse) or body.chunked:
@@ -174,6 +179,23 @@ class _Session(requests.Session):
         return None
 
 
+class _Adapter(HTTPAdapter):
+    """Its connections read each answer under the Deadline of the thread that sends the request."""
+
+    def get_connection_with_tls_context(self, *args: Any, **kwargs: Any) -> Any:
+        pool: Any = super().get_connection_with_tls_context(*args, **kwargs)
+        pool.ConnectionCls = _timed(pool.ConnectionCls)
+        return pool
+
+
+@functools.cache
+def _timed(connection: type[Any]) -> type[Any]:
+    """The connection class with answers that keep a Deadline."""
+    if connection.response_class is TimedResponse:
+        return connection
+    return type(connection.__name__, (connection,), {"response_class": TimedResponse})
+
+
 class HttpTransport:
     """Sends single requests over pooled connections. Setting `stop` ends transfers with Cancelled."""
 
@@ -186,7 +208,7 @@ class HttpTransport:
     @staticmethod
     def _session() -> requests.Session:
         session = _Session()
-        adapter = HTTPAdapter(pool_connections=POOL_SIZE, pool_maxsize=POOL_SIZE, pool_block=False)
+        adapter = _Adapter(pool_connections=POOL_SIZE, pool_maxsize=POOL_SIZE, pool_block=False)
         session.mount("https://", adapter)
         session.mount("http://", adapter)
         session.auth = _NoAuth()
@@ -222,23 +244,25 @@ class HttpTransport:
             left = max(0.05, deadline - self._clock.monotonic())
             connect, read = min(connect, left), min(read, left)
         session = self._session() if fresh else self._pooled
+        answer = Deadline(self._clock, deadline, self._timeouts.total)
         try:
-            response = session.request(
-                method,
-                url,
-                headers=dict(headers),
-                timeout=(connect, read),
-                allow_redirects=False,
-                stream=True,
-                **content,
-            )
+            with answer.of_this_thread():
+                response = session.request(
+                    method,
+                    url,
+                    headers=dict(headers),
+                    timeout=(connect, read),
+                    allow_redirects=False,
+                    stream=True,
+                    **content,
+                )
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError) as error:
             # urllib3's own errors and ValueError escape requests on hostile status lines and headers
             raise _failed(f"{label}: {urlsplit(url).netloc.rpartition('@')[2]}", error) from None
         finally:
             if fresh:
                 session.close()
-        return Reply(label, response, self._clock, self._stop)
+        return Reply(label, response, self._clock, self._stop, answer)
 
     def upload(
         self,

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cloudsimfs.errors import LaunchUnresolved, ServiceError
-from cloudsimfs.service import Client, Download, LaunchRequest, Retry, Signal, connect
+from cloudsimfs.service import Client, Download, LaunchRequest, Retry, Signal, Timeouts, connect
 from hostile import Hostile, head
 
 KEY = "k3y-of-the-hostile-test"
@@ -102,3 +102,51 @@ def test_a_launch_whose_refusal_has_no_end_may_have_started_a_run() -> None:
         pytest.raises(LaunchUnresolved),
     ):
         client.launch(RUN)
+
+
+# -- time -----------------------------------------------------------------------------------------------
+
+HASTY = Timeouts(connect=10.0, read=5.0, data=5.0, total=1.0)
+DRIPPED = 4096  # bytes, ten of them a second: minutes
+
+
+def dripping(server: Hostile, start: bytes) -> Iterable[bytes]:
+    yield start
+    yield from server.drip(b" " * DRIPPED, 0.1)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("start", [head(), head("403 No"), b"HTTP/1.1 ", b"HTTP/1.1 200 OK\r\nX-Long: "], ids=repr)
+def test_an_answer_that_drips_ends_with_the_calls_time(verb: str, start: bytes) -> None:
+    with Hostile(lambda _: dripping(server, start)) as server, client_of(server, timeouts=HASTY) as client:
+        if verb == "fetch-direct" and start == head():
+            return  # a file may take as long as it likes
+        with pytest.raises(ServiceError):
+            VERBS[verb](client)
+        assert server.sent < DRIPPED / 2
+
+
+@pytest.mark.parametrize("start", [head("403 No"), b"HTTP/1.1 200 OK\r\nX-Long: "], ids=repr)
+def test_a_store_that_drips_is_not_waited_for(start: bytes) -> None:
+    with Hostile(lambda _: dripping(server, start)) as server, client_of(server, timeouts=HASTY) as client:
+        with pytest.raises(ServiceError):
+            client.fetch(Download(f"{server.url}/o"))
+        stored = server.sent
+        link = head() + f'{{"url": "{server.url}/o"}}'.encode()
+        server.answer = lambda request: dripping(server, start) if request.startswith(b"PUT") else [link]
+        with pytest.raises(ServiceError):
+            client.upload("case/new", 3, lambda: [b"abc"])
+        assert stored < DRIPPED / 2 > server.sent - stored
+
+
+def test_a_file_may_take_longer_than_a_call() -> None:
+    body = b"x" * 40
+    with Hostile(lambda _: [head(), *server.drip(body, 0.05)]) as server:
+
+        def answer(_: bytes) -> Iterable[bytes]:
+            yield head()
+            yield from server.drip(body, 0.05)
+
+        server.answer = answer
+        with client_of(server, timeouts=HASTY) as client, client.fetch(Download(f"{server.url}/o")) as fetched:
+            assert b"".join(bytes(block) for block in fetched.blocks()) == body
