@@ -24,6 +24,7 @@ class Call:
     `subject` is what a 404 says is missing ("entry 17"); without one, a 404 means that the service has no such call.
     `once`: the call must never be sent twice, not even after a lost answer. `ack`: any body without errors is a
     success. `undocumented`: the service's document does not have the call, so after a 404 or 405 v1's is made.
+    `runs`: the answer has runs with their logs, so it may be larger than others.
     """
 
     operation: str
@@ -36,6 +37,7 @@ class Call:
     once: bool = False
     ack: bool = False
     undocumented: bool = False
+    runs: bool = False
 
     @property
     def label(self) -> str:

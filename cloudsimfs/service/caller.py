@@ -24,12 +24,12 @@ from cloudsimfs.errors import (
     Unreachable,
 )
 from cloudsimfs.service import failures
+from cloudsimfs.service.answers import MAX_ANSWER, MAX_LISTING, MAX_REFUSAL, MAX_RUNS, Element
 from cloudsimfs.service.budget import Budget, Urgency
 from cloudsimfs.service.call import Call, Timeouts
 from cloudsimfs.service.endpoint import Endpoint
-from cloudsimfs.service.parsing import Hook
 from cloudsimfs.service.retry import Failed, Retrier
-from cloudsimfs.service.transport import MAX_REDIRECTS, MAX_REFUSAL, HttpTransport, Reply, redirect_target
+from cloudsimfs.service.transport import MAX_REDIRECTS, HttpTransport, Reply, redirect_target
 
 log = logging.getLogger(__name__)
 
@@ -65,10 +65,11 @@ class ApiCaller:
         self.clock_skew: float | None = None  # seconds by which the service's clock was ahead at its last reply
         self.outage: Outage | None = None
 
-    def call(self, call: Call, urgency: Urgency, hook: Hook | None = None) -> Any:
+    def call(self, call: Call, urgency: Urgency, element: Element | None = None) -> Any:
         """Return the JSON value of the reply with its envelope; None for an empty reply. Raises ServiceError.
 
-        `hook` replaces each JSON object while it is read.
+        With `element`, the answer is a list without pages: it is read while it comes, and what `element` returns for
+        each element is kept.
         """
         self._check_online(call)
 
@@ -76,7 +77,7 @@ class ApiCaller:
             with self._open(call, urgency, deadline) as reply:
                 if not 200 <= reply.status < 300:
                     raise self._failure(call, reply, reply.refusal())
-                return self._value(call, reply, reply.content(), hook)
+                return self._value(call, reply, element)
 
         return self._run(call, attempt)
 
@@ -122,9 +123,11 @@ class ApiCaller:
             return LaunchUnresolved(f"{call.label}: it may have started a run, the answer is lost ({failed.error})")
         return failed.error
 
-    def _value(self, call: Call, reply: Reply, content: bytearray, hook: Hook | None) -> Any:
+    def _value(self, call: Call, reply: Reply, element: Element | None) -> Any:
         try:
-            return failures.decode(call, reply.headers, content, hook)
+            if element is not None:
+                return failures.decode_elements(call, reply.headers, reply.decoded(MAX_LISTING), element)
+            return failures.decode(call, reply.headers, reply.content(MAX_RUNS if call.runs else MAX_ANSWER))
         except ServerFault as error:
             raise Failed(error, again=True) from None
         except BudgetSpent as error:

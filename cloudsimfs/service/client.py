@@ -137,7 +137,7 @@ class Client:
     def list_all(self, *, urgency: Urgency = Urgency.NORMAL) -> list[Entry]:
         """Every entry of the storage in one call, which is v1's also for v2 accounts. The reply can be large."""
         call = v1.list_all()
-        reply = self._caller.call(call, urgency, entries.entry_hook())
+        reply = self._caller.call(call, urgency, entries.element(None))
         return entries.listing(call, reply, None)
 
     def view(self, path: str, *, urgency: Urgency = Urgency.NORMAL) -> View | None:

@@ -9,15 +9,16 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from cloudsimfs import paths
 from cloudsimfs.errors import BadReply
+from cloudsimfs.service.answers import MAX_NAMES, Element, OverBound
 from cloudsimfs.service.call import Call
 from cloudsimfs.service.model import Entry, View
 from cloudsimfs.service.parsing import (
     CHILD_MEMBERS,
-    Hook,
     bad_reply,
     excerpt,
     integer,
@@ -28,6 +29,7 @@ from cloudsimfs.service.parsing import (
 
 log = logging.getLogger(__name__)
 
+_NO_MEMBERS = "no members"
 _DIRECTORY_TYPES = frozenset({"dir", "directory", "folder"})
 
 
@@ -40,6 +42,7 @@ class _Folders:
 
     def __init__(self) -> None:
         self._clean: dict[str, str] = {}  # by the dirname as it was sent
+        self.size = 0  # bytes of memory
 
     def clean(self, dirname: str) -> str:
         folder = self._clean.get(dirname)
@@ -50,6 +53,7 @@ class _Folders:
             if folder and not all(paths.is_safe_name(part) for part in folder.split("/")):
                 raise _Refused("an unsafe folder")
             folder = self._clean[dirname] = sys.intern(folder)
+            self.size += sys.getsizeof(dirname) + sys.getsizeof(folder)
         return folder
 
 
@@ -98,24 +102,40 @@ def _is_directory(raw: Mapping[str, Any]) -> bool:
     return (isinstance(name, str) and name.endswith("/")) or raw.get("size") == ""
 
 
-def entry_hook() -> Hook:
-    """For a reply of all entries: turns each one into an Entry while the JSON is read, to save memory."""
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Stands in a list for an element that is no usable entry: `listing` counts it."""
+
+    reason: str
+
+
+def element(listed: str | None) -> Element:
+    """For a list without pages: turns each element into an Entry, or a LeftOut, as soon as it is read."""
     folders = _Folders()
+    left_out: dict[str, LeftOut] = {}
+    names = 0  # bytes
 
-    def hook(raw: dict[str, Any]) -> Any:
+    def keep(raw: Any) -> Entry | LeftOut:
+        nonlocal names
         try:
-            return _entry(raw, folders, None)
-        except _Refused:
-            return raw  # an envelope, or an entry that `listing` leaves out and counts
+            entry = _entry(raw, folders, listed)
+        except _Refused as reason:
+            return left_out.setdefault(str(reason), LeftOut(str(reason)))
+        names += sys.getsizeof(entry.name)
+        if names + folders.size > MAX_NAMES:
+            raise OverBound(f"has names of more than {MAX_NAMES} bytes")
+        return entry
 
-    return hook
+    return keep
 
 
 def _entry(raw: Any, folders: _Folders, listed: str | None) -> Entry:
     if isinstance(raw, Entry):
-        return raw  # made by `entry_hook`
+        return raw  # made by `element`, as is the next
+    if isinstance(raw, LeftOut):
+        raise _Refused(raw.reason)
     if not isinstance(raw, dict):
-        raise _Refused("no members")
+        raise _Refused(_NO_MEMBERS)
     ident = integer(raw.get("id"))
     if not ident:
         raise _Refused("no usable id")
@@ -141,11 +161,16 @@ def _entries(call: Call, items: Iterable[Any], listed: str | None) -> list[Entry
     return entries
 
 
+def _is_entry(item: Any) -> bool:
+    """Whether it is an entry of some kind, though perhaps not a usable one."""
+    return isinstance(item, dict) or (isinstance(item, LeftOut) and item.reason != _NO_MEMBERS)
+
+
 def listing(call: Call, reply: Any, folder: str | None) -> list[Entry]:
     """A folder's listing, a page of it, or all entries (`folder` None). Raises BadReply."""
     sent = items(call, reply, "a listing")
     entries = _entries(call, sent, None if folder is None else sys.intern(folder))
-    if sent and not entries and not any(isinstance(item, dict) for item in sent):
+    if sent and not entries and not any(map(_is_entry, sent)):
         raise bad_reply(call, reply, "a listing")
     return entries
 

@@ -5,9 +5,9 @@ The service documents no statuses of failures; the rules are those of docs/servi
 
 from __future__ import annotations
 
-import json
+import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -25,8 +25,10 @@ from cloudsimfs.errors import (
     Unexplained,
     VersionNotEnabled,
 )
+from cloudsimfs.service import answers
+from cloudsimfs.service.answers import Element
 from cloudsimfs.service.call import Call
-from cloudsimfs.service.parsing import Hook, excerpt
+from cloudsimfs.service.parsing import excerpt
 
 _RATE = re.compile(r"rate.?limit|too many requests|quota|limit (?:exceeded|reached)", re.IGNORECASE)
 _KEY = re.compile(r"unauthori[sz]ed|unauthenticated|forbidden|\bapi.?key\b|invalid key|access denied", re.IGNORECASE)
@@ -58,19 +60,38 @@ def errors_text(value: Any) -> str | None:
     return excerpt("; ".join(text if isinstance(text, str) else excerpt(text) for text in texts))
 
 
-def decode(call: Call, headers: Mapping[str, str], content: bytes | bytearray, hook: Hook | None = None) -> Any:
-    """The JSON value of a 2xx reply. Raises BadReply, or the error that its `errors` mean.
-
-    `hook` may replace every object as soon as it is read, so that a large reply is never in memory as a whole.
-    """
+def decode(call: Call, headers: Mapping[str, str], content: bytes | bytearray) -> Any:
+    """The JSON value of a 2xx reply. Raises BadReply, or the error that its `errors` mean."""
     if is_page(headers, content):
         raise ServerFault(f"{call.label}: a web page came instead of an answer: {excerpt(content)}")
     try:
-        value = None if not content or content.isspace() else json.loads(content, object_hook=hook)
-    except (ValueError, RecursionError):
+        value = answers.parse(content)
+    except (ValueError, RecursionError) as error:
         if call.ack:
             return None
-        raise BadReply(f"{call.label}: the answer is not JSON: {excerpt(content)}") from None
+        raise _unreadable(call, error, content) from None
+    return _without_errors(call, value)
+
+
+def decode_elements(call: Call, headers: Mapping[str, str], blocks: Iterator[bytes], element: Element) -> Any:
+    """The same for a list without pages, while it comes. `element` of each element is kept."""
+    start = next(blocks, b"")
+    if is_page(headers, start):
+        raise ServerFault(f"{call.label}: a web page came instead of an answer: {excerpt(start)}")
+    try:
+        value = answers.parse_elements(itertools.chain([start], blocks), element)
+    except (ValueError, RecursionError) as error:
+        raise _unreadable(call, error, start) from None
+    return _without_errors(call, value)
+
+
+def _unreadable(call: Call, error: Exception, content: bytes | bytearray) -> BadReply:
+    if isinstance(error, answers.OverBound):
+        return BadReply(f"{call.label}: the answer {error}")
+    return BadReply(f"{call.label}: the answer is not JSON: {excerpt(content)}")
+
+
+def _without_errors(call: Call, value: Any) -> Any:
     reason = errors_text(value)
     if reason is not None:
         raise _by_text(call, reason, reason)
@@ -133,7 +154,7 @@ def _reason(headers: Mapping[str, str], content: bytes | bytearray) -> str:
     if is_page(headers, content):
         return "(a web page)"
     try:
-        value = json.loads(content) if content and not content.isspace() else None
+        value = answers.parse(content)
     except (ValueError, RecursionError):
         return excerpt(content)
     reason = errors_text(value)

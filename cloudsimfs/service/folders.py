@@ -23,7 +23,7 @@ class Folders:
     def listing(self, entry_id: int, path: str, urgency: Urgency) -> Listed:
         def without_pages() -> Listed:
             call = v1.list_directory(entry_id)
-            return Listed(entries.listing(call, self._caller.call(call, urgency), path))
+            return Listed(entries.listing(call, self._caller.call(call, urgency, entries.element(path)), path))
 
         if not self._versions.has_v2("list", urgency):
             return without_pages()

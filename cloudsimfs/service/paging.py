@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from cloudsimfs.errors import BadReply
+from cloudsimfs.service.answers import MAX_ELEMENTS
 from cloudsimfs.service.model import Entry, Listed, Simulation
 
 MAX_PAGES = 20_000  # of one list; a service that sends more would never end
@@ -81,11 +82,14 @@ class Pager:
         whole = None if met else instead()
         if whole is not None:
             return whole
-        pages = [first]
+        pages, sent = [first], first.sent
         while not met and pages[-1].sent:
             if len(pages) == MAX_PAGES:
                 raise BadReply(f"{label}: more than {MAX_PAGES} pages")
             pages.append(page("asc", len(pages) + 1))
+            sent += pages[-1].sent
+            if sent > MAX_ELEMENTS:
+                raise BadReply(f"{label}: more than {MAX_ELEMENTS} entries")
             if pages[-1].entries and pages[-1] == pages[-2]:
                 raise BadReply(f"{label}: page {len(pages)} repeats the page before it")
             met = _meet(pages[-1], last)
@@ -118,6 +122,7 @@ def all_pages(
     `page(number)` fetches one page, from 1, and returns it as sent and parsed. A run that moves to the next page
     between two calls is returned once. None moves the other way: the newest come first, and the service deletes none.
     """
+    count = 0
     runs: dict[int, Simulation] = {}
     previous: list[Any] = []
     for number in range(1, MAX_PAGES + 1):
@@ -127,6 +132,9 @@ def all_pages(
         if sent == previous:
             raise BadReply(f"{label}: page {number} repeats the page before it")
         previous = sent
+        count += len(sent)
+        if count > MAX_ELEMENTS:
+            raise BadReply(f"{label}: more than {MAX_ELEMENTS} runs")
         runs.update((run.id, run) for run in parsed)
         if enough is not None and enough(list(runs.values())):
             return list(runs.values())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -20,9 +20,6 @@ from cloudsimfs.service.call import Call
 from cloudsimfs.service.model import Image, RunStatus, Simulation
 
 log = logging.getLogger(__name__)
-
-Hook = Callable[[dict[str, Any]], Any]
-"""Replaces a JSON object while a reply is read."""
 
 _MAX_INTEGER = 2**63 - 1
 _EXCERPT_LENGTH = 200  # characters of a strange reply that an error shows

@@ -25,6 +25,7 @@ from requests.auth import AuthBase
 from cloudsimfs.clock import Clock
 from cloudsimfs.errors import BadReply, Cancelled, Refused, ServiceError, TimedOut, Unreachable
 from cloudsimfs.redact import redact
+from cloudsimfs.service.answers import MAX_REFUSAL
 from cloudsimfs.service.body import Body, BodyFailed, Progress, UploadBody
 from cloudsimfs.service.call import Timeouts
 from cloudsimfs.service.deadline import Deadline, TimedResponse
@@ -35,8 +36,6 @@ READ_BLOCK = 1 << 18  # bytes read at once through urllib3
 MIN_RECEIVE_BLOCK, FIRST_RECEIVE_BLOCK = 1 << 16, 1 << 18  # bytes received at once into a buffer
 RECEIVE_TARGET = 0.01  # seconds that one block should take: readers wait for its end
 MAX_REDIRECTS = 5  # followed by one request; callers follow them
-_MAX_ANSWER = 1 << 29  # bytes of an API answer; a listing of a million entries is far below
-MAX_REFUSAL = 1 << 16  # bytes read of an answer that is no success
 _REDIRECTS = (301, 302, 303, 307, 308)
 
 
@@ -90,14 +89,21 @@ class Reply:
         """The Location header of a redirect, as it was sent; None if the reply is no redirect."""
         return (self.headers.get("location") or None) if self.status in _REDIRECTS else None
 
-    def content(self) -> bytearray:
-        """Read the whole decoded body. Raises Failed if it is cut off, late or too large to be an answer."""
+    def content(self, most: int) -> bytearray:
+        """Read the whole decoded body. Raises Failed if it is cut off, late or larger than `most` bytes."""
         content = bytearray()  # not a list of blocks: joining it would need twice the memory
-        for block in self._read(decode=True):
+        for block in self.decoded(most):
             content += block
-            if len(content) > _MAX_ANSWER:
-                raise Failed(BadReply(f"{self._label}: the answer is larger than {_MAX_ANSWER} bytes"), again=False)
         return content
+
+    def decoded(self, most: int) -> Iterator[bytes]:
+        """The decoded body in blocks. Raises Failed as `content` does."""
+        count = 0
+        for block in self._read(decode=True):
+            count += len(block)
+            if count > most:
+                raise Failed(BadReply(f"{self._label}: the answer is larger than {most} bytes"), again=False)
+            yield block
 
     def refusal(self) -> bytearray:
         """Read the first MAX_REFUSAL bytes of an answer that is no success. Raises Failed if it is cut off before."""

@@ -21,11 +21,11 @@ def _data(**members: Any) -> dict[str, Any]:
 
 
 def list_simulations() -> Call:
-    return Call("simulations", "GET", "/simulation", "v1")
+    return Call("simulations", "GET", "/simulation", "v1", runs=True)
 
 
 def simulation(run_id: int) -> Call:
-    return Call("simulation", "GET", f"/simulation/{run_id}", "v1", subject=f"run {run_id}")
+    return Call("simulation", "GET", f"/simulation/{run_id}", "v1", subject=f"run {run_id}", runs=True)
 
 
 def launch(request: LaunchRequest) -> Call:

@@ -65,7 +65,7 @@ def simulations_page(page: int) -> Call:
 
 def simulation(run_id: int) -> Call:
     path = f"/simulation/view/{run_id}"
-    return Call("simulation", "GET", path, "v2", subject=f"run {run_id}", undocumented=True)
+    return Call("simulation", "GET", path, "v2", subject=f"run {run_id}", undocumented=True, runs=True)
 
 
 def upload_url(path: str) -> Call:

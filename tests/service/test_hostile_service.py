@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import itertools
 import tracemalloc
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cloudsimfs.errors import LaunchUnresolved, ServiceError
+from cloudsimfs.errors import BadReply, LaunchUnresolved, ServiceError
 from cloudsimfs.service import Client, Download, LaunchRequest, Retry, Signal, Timeouts, connect
 from hostile import Hostile, head
 
@@ -30,6 +32,7 @@ VERBS: dict[str, Callable[[Client], Any]] = {
     "launch": lambda client: client.launch(RUN),
     "stop": lambda client: client.stop(1, Signal.HARD_STOP),
     "runs": lambda client: client.simulations(),
+    "run": lambda client: client.simulation(1),
     "fetch-direct": lambda client: client.download_direct(1),
 }
 
@@ -150,3 +153,64 @@ def test_a_file_may_take_longer_than_a_call() -> None:
         server.answer = answer
         with client_of(server, timeouts=HASTY) as client, client.fetch(Download(f"{server.url}/o")) as fetched:
             assert b"".join(bytes(block) for block in fetched.blocks()) == body
+
+
+# -- memory ---------------------------------------------------------------------------------------------
+
+RESIDENT = 200 * MIB  # bytes that any answer may take
+ENTRY = b'{"id": 1, "name": "%d/a", "type": "file", "size": 1, "x": "' + b"y" * 500 + b'"}'
+FLOODS: dict[str, tuple[bytes, bytes]] = {
+    "lists": (b"[", b"[]," * 20_000),
+    "objects": (b"[", b"{}," * 20_000),
+    "small objects": (b'{"response": [', b'{"id":1},' * 10_000),
+    "members": (b"{", b"".join(b'"%d":[],' % number for number in range(10_000))),
+    "numbers": (b"[", b"1," * 30_000),
+    "long numbers": (b"[", (b"9" * 4000 + b",") * 20),
+    "one number": (b"[", b"9" * 60_000),
+    "strings": (b'{"data": {"items": [', b'"ab",' * 12_000),
+    "one string": (b'["', "\U0001f600".encode() * 15_000),
+    "depth": (b"", b"[" * 60_000),
+    "depth of objects": (b"", b'{"a":' * 12_000),
+    "ends": (b"[", b"]" * 60_000),
+    "blanks": (b"[", b" " * 60_000),
+    "entries": (b"[", (ENTRY.replace(b"%d", b"1") + b",") * 100),
+}
+
+
+def resident(name: str) -> int:
+    """Bytes of this process: VmRSS now, or VmHWM, the most since the last `forget_peak`."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition(f"{name}:")[2].split()[0]) << 10
+
+
+def forget_peak() -> None:
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+@pytest.mark.parametrize("flooded", FLOODS)
+@pytest.mark.parametrize("verb", ["list", "list-all", "run", "stop"])
+def test_no_answer_takes_all_memory(verb: str, flooded: str) -> None:
+    start, block = FLOODS[flooded]
+    blocks = [head() + start, *[block] * (48 * MIB // len(block))]
+    with Hostile(lambda _: blocks) as server, client_of(server) as client:
+        gc.collect()
+        forget_peak()
+        before = resident("VmRSS")
+        with pytest.raises(ServiceError):
+            VERBS[verb](client)
+        assert resident("VmHWM") - before < RESIDENT
+
+
+@pytest.mark.parametrize("size", ["1e999", "-1e999", "9" * 4000, "1" * 400 + ".5"])
+def test_numbers_without_a_sense_are_refused(size: str) -> None:
+    body = b'[{"id": 1, "name": "a", "type": "file", "size": %s}]' % size.encode()
+    with Hostile(lambda _: [head(), body]) as server, client_of(server) as client:
+        assert all(not entry.sized for entry in client.list_all())
+
+
+@pytest.mark.parametrize("body", [b"[NaN]", b"[Infinity]", b'{"a": -Infinity}', b"[" + b"9" * 5000 + b"]"])
+def test_what_is_no_json_is_a_bad_reply(body: bytes) -> None:
+    with Hostile(lambda _: [head(), body]) as server, client_of(server) as client:
+        for verb in (client.list_all, client.cpu_values):
+            with pytest.raises(BadReply, match="not JSON"):
+                verb()

@@ -50,6 +50,7 @@ def patterns() -> Iterator[tuple[str, tuple[re.Pattern[str], bool]]]:
                     if isinstance(value, ast.Attribute) and ast.unparse(value).startswith("re."):
                         flags |= re.RegexFlag[value.attr]
                 text = ast.literal_eval(node.args[0])
+                text = text.decode("latin-1") if isinstance(text, bytes) else text
                 where = f"{path.relative_to(ROOT)}:{node.lineno}"
                 is_searched = ast.unparse(node.func) != "re.fullmatch" and not where.startswith(ANCHORED)
                 yield where, (re.compile(text, flags), is_searched)
