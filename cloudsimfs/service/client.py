@@ -91,7 +91,7 @@ class Client:
         self._http = http
         self._caller = caller
         self._versions = Versions(api, caller, clock)
-        self._folders = Folders(caller, self._versions)
+        self._folders = Folders(caller, self._versions, clock)
         self._store = store
         self._uploads = Uploads(store, clock)
         self._downloads = Downloads(store, caller, self._versions, retrier)

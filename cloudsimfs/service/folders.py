@@ -5,18 +5,20 @@ Thread-safe. Keeps nothing but what `Pager` learns of the service.
 
 from __future__ import annotations
 
-from cloudsimfs.errors import NoSuchEntry, NotOffered
+from cloudsimfs.clock import Clock
+from cloudsimfs.errors import NoSuchEntry, NotOffered, TimedOut
 from cloudsimfs.service import entries, parsing, v1, v2
 from cloudsimfs.service.budget import Urgency
 from cloudsimfs.service.caller import ApiCaller
 from cloudsimfs.service.model import Entry, Listed
-from cloudsimfs.service.paging import Order, Page, Pager
+from cloudsimfs.service.paging import LISTING_TIME, Order, Page, Pager
 from cloudsimfs.service.versions import Versions
 
 
 class Folders:
-    def __init__(self, caller: ApiCaller, versions: Versions) -> None:
+    def __init__(self, caller: ApiCaller, versions: Versions, clock: Clock) -> None:
         self._caller = caller
+        self._clock = clock
         self._versions = versions
         self._pager = Pager()
 
@@ -27,10 +29,18 @@ class Folders:
 
         if not self._versions.has_v2("list", urgency):
             return without_pages()
+        ends = self._clock.monotonic() + LISTING_TIME
+
+        def page(order: Order, number: int) -> Page:
+            # The background may wait for the next hour's calls between two pages: the number of entries ends it.
+            if urgency is not Urgency.BACKGROUND and self._clock.monotonic() > ends:
+                raise TimedOut(f"GET /storage/index: page {number} comes after more than {LISTING_TIME:.0f} s")
+            return self._page(entry_id, path, order, number, urgency)
+
         try:
             return self._pager.list_folder(
                 "GET /storage/index",
-                lambda order, number: self._page(entry_id, path, order, number, urgency),
+                page,
                 lambda: self._versions.if_better("list without pages", without_pages),
             )
         except (NotOffered, NoSuchEntry) as error:

@@ -16,6 +16,7 @@ from cloudsimfs.service.answers import MAX_ELEMENTS
 from cloudsimfs.service.model import Entry, Listed, Simulation
 
 MAX_PAGES = 20_000  # of one list; a service that sends more would never end
+LISTING_TIME = 600.0  # seconds for all pages of a list that somebody waits for
 PASSES = 3  # how often a folder is read whose pages change meanwhile
 
 Order = Literal["asc", "desc"]

@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 
-from cloudsimfs.errors import BadReply, LaunchUnresolved, ServiceError
+from cloudsimfs.clock import ManualClock
+from cloudsimfs.errors import BadReply, LaunchUnresolved, ServiceError, TimedOut
 from cloudsimfs.service import Client, Download, LaunchRequest, Retry, Signal, Timeouts, connect
+from cloudsimfs.service.paging import LISTING_TIME
 from hostile import Hostile, head
 
 KEY = "k3y-of-the-hostile-test"
@@ -153,6 +155,21 @@ def test_a_file_may_take_longer_than_a_call() -> None:
         server.answer = answer
         with client_of(server, timeouts=HASTY) as client, client.fetch(Download(f"{server.url}/o")) as fetched:
             assert b"".join(bytes(block) for block in fetched.blocks()) == body
+
+
+def test_pages_that_come_for_ever_are_given_up() -> None:
+    clock, numbers = ManualClock(), itertools.count(1)
+
+    def page(_: bytes) -> Iterable[bytes]:
+        clock.advance(20.0)
+        yield head() + b'{"response": [{"id": %d, "name": "n%d", "type": "file", "size": 1}]}' % (
+            (next(numbers),) * 2
+        )
+
+    with Hostile(page) as server, client_of(server, api="v2", clock=clock) as client:
+        with pytest.raises(TimedOut, match="GET /storage/index: page 3"):
+            client.list_directory(0, "")
+        assert len(server.requests) < LISTING_TIME / 20.0 + 5
 
 
 # -- memory ---------------------------------------------------------------------------------------------
