@@ -34,6 +34,7 @@ from cloudsimfs.errors import (
 from cloudsimfs.fuse.binding import interrupted, library_version, serve
 from cloudsimfs.fuse.pagecache import KernelCache
 from cloudsimfs.fuse.previews import is_spare
+from cloudsimfs.host import mountpoint
 from cloudsimfs.host.daemon import on_signal
 from cloudsimfs.operations import Operations
 from cloudsimfs.runs.account import runs_of_account
@@ -120,6 +121,7 @@ class Mount:
             self._let_go()
             raise
         self._files.restore()
+        mountpoint.clear(self._mountpoint)
         try:
             serve(self._operations, str(self._mountpoint), options=_fuse_options(self._config))
         except RuntimeError as error:

@@ -104,9 +104,15 @@ def check_fuse_conf(settings: config.Settings, file: Path | None = None) -> Find
 
 def check_mountpoint(place: Path) -> Finding:
     """What fusermount3 asks of a directory before it mounts there for a user (its check_perm())."""
-    status, user = os.stat(place), _user()
+    user = _user()
     if os.geteuid() == 0:
         return Finding(str(place), "ok", "root may mount everywhere")
+    try:
+        status = os.stat(place)
+    except OSError as error:
+        if error.errno not in mountpoint.DEAD:
+            raise
+        return Finding(str(place), "ok", f"{user} has mounted there before")
     if not os.access(place, os.W_OK):
         text = f"{user} may not write to it, and a user mounts only where that is allowed"
         return Finding(str(place), "failure", text, f"sudo chown {user} {shlex.quote(str(place))}")

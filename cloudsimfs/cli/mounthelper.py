@@ -19,6 +19,7 @@ import click
 from cloudsimfs.cli.group import WRONG_USE, main
 from cloudsimfs.config import mountoptions
 from cloudsimfs.config.settings import split_options
+from cloudsimfs.host.users import become
 
 
 def mount() -> None:
@@ -58,14 +59,8 @@ def _parsed(known: str, count: int, usage: str) -> tuple[list[tuple[str, str]], 
 def _become(name: str) -> None:
     """Go on as that user, for good."""
     try:
-        user = pwd.getpwnam(name)
-        os.initgroups(user.pw_name, user.pw_gid)
-        os.setgid(user.pw_gid)
-        os.setuid(user.pw_uid)
+        become(pwd.getpwnam(name).pw_uid)
     except (KeyError, PermissionError) as error:
         reason = "no such user" if isinstance(error, KeyError) else "only root may do this"
         click.echo(f"-o {mountoptions.SETUID}{name}: {reason}", err=True)
         sys.exit(WRONG_USE)
-    for variable in [name for name in os.environ if name.startswith("XDG_")]:
-        del os.environ[variable]
-    os.environ |= {"HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name}

@@ -16,7 +16,7 @@ from cloudsimfs.cli.adopting import note_other_keys
 from cloudsimfs.cli.checks import check_mounting
 from cloudsimfs.cli.drain import Offline, drain, left_behind
 from cloudsimfs.cli.group import main
-from cloudsimfs.cli.mounts import dead_mounts, mount_at_hand, read_status
+from cloudsimfs.cli.mounts import check_owner, dead_mounts, mount_at_hand, read_status
 from cloudsimfs.cli.options import options, settings_of
 from cloudsimfs.config import mountoptions
 from cloudsimfs.config.settings import DIRECT, split_options
@@ -24,6 +24,7 @@ from cloudsimfs.errors import ConfigError, MountError
 from cloudsimfs.host import mountpoint
 from cloudsimfs.host.daemon import notify_systemd, run_in_background
 from cloudsimfs.host.logs import set_up_logging
+from cloudsimfs.host.users import become
 from cloudsimfs.vfs import accountdir
 
 NO_WAIT = "--no-wait unmounts now, and the next mount continues"
@@ -59,7 +60,7 @@ def run_mount(directory: Path | None, words: tuple[str, ...], foreground: bool, 
     directory = place_of(directory, settings)
     chosen = config.mount_config(settings, mount_options)
     note_other_keys(chosen.cache_dir)
-    mountpoint.prepare(directory)
+    mountpoint.check(directory)
     check_mounting(directory, settings)
     with accountdir.provisional(chosen.cache_dir, log_file=None if settings["log-file"] else chosen.log_file):
         _serve(chosen, directory, settings, foreground=foreground)
@@ -150,8 +151,12 @@ def umount(
     directory = directory.absolute() if directory else _mounted_place(given)
     if service and not _is_units_own(directory):
         return
-    if mountpoint.mount_type(directory) != mountpoint.FS_TYPE:
+    user = mountpoint.owner(directory)
+    if user is None:
         raise MountError(f"{directory}: no cloudsimfs is mounted there")
+    if os.getuid() == 0 and user != 0:
+        _become(directory, user)  # root asks nothing of what a user serves, and unmounts as that user would
+    check_owner(directory, user)
     daemon = None
     note = ""
     try:
@@ -172,13 +177,22 @@ def umount(
         _wait_for_end(daemon)
 
 
+def _become(directory: Path, user: int) -> None:
+    try:
+        become(user)
+    except KeyError:
+        raise MountError(
+            f"{directory}: mounted by user {user}, who is gone; do: fusermount3 -u {directory}"
+        ) from None
+
+
 def _is_units_own(directory: Path) -> bool:
     """Whether the unit that systemd stops has to unmount what is there.
 
     systemd runs ExecStop= also when the main process has ended by itself, then without MAINPID: what is mounted there
     by now was mounted by hand.
     """
-    if mountpoint.mount_type(directory) != mountpoint.FS_TYPE:
+    if not mountpoint.is_ours(directory):
         return False
     try:
         return str(read_status(directory)["pid"]) == os.environ.get("MAINPID")

@@ -5,40 +5,51 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pwd
 from pathlib import Path
 from typing import Any
 
 import click
 
-from cloudsimfs.control.simulations import SIMULATIONS
 from cloudsimfs.control.state import STATE
 from cloudsimfs.errors import MountError
 from cloudsimfs.host import mountpoint
 
 
 def mount_of(path: Path) -> Path:
-    """The mount point above a path. Raises MountError."""
+    """The mount point above a path. Raises MountError, also if another user has mounted it."""
     for top in [path.absolute(), *path.absolute().parents]:
-        if mountpoint.mount_type(top) == mountpoint.FS_TYPE:
+        user = mountpoint.owner(top)
+        if user is not None:
+            check_owner(top, user)
             return top
     raise MountError(f"{path}: not inside a cloudsimfs mount")
 
 
+def check_owner(top: Path, user: int) -> None:
+    """Raises MountError if the mount at `top` is another user's: what it says is not to be believed."""
+    if user != os.getuid():
+        raise MountError(f"{top}: mounted by another user ({_user_name(user)}); only that user's commands work there")
+
+
+def _user_name(user: int) -> str:
+    try:
+        return pwd.getpwuid(user).pw_name
+    except KeyError:
+        return str(user)
+
+
 def mount_at_hand(how: str = "name one") -> Path | None:
-    """The mount around the current directory, else the only one that answers and lets us in, else None.
+    """The mount around the current directory, else our only one that answers, else None.
 
     Raises MountError if there are several; `how` says how to choose.
     """
     with contextlib.suppress(MountError, FileNotFoundError):
         return mount_of(Path.cwd())
-    mounts = [top for top in mountpoint.all_mounts() if mountpoint.state(top) == "ok" and _lets_us_in(top)]
+    mounts = [top for top in mountpoint.our_mounts() if mountpoint.state(top) == "ok"]
     if len(mounts) > 1:
         raise MountError(f"several mounts ({', '.join(map(str, mounts))}): {how}")
     return mounts[0] if mounts else None
-
-
-def _lets_us_in(top: Path) -> bool:
-    return os.access(top / SIMULATIONS / "README", os.R_OK)
 
 
 def mount_meant(path: Path | None) -> Path:
@@ -70,6 +81,19 @@ def _how_dead(top: Path) -> str:
 
 
 def read_status(directory: Path) -> dict[str, Any]:
+    """The status of a mount of ours. Raises MountError if it is served by another user's process, and OSError."""
     status = json.loads((directory / STATE / "status.json").read_text())
     assert isinstance(status, dict)
+    user = _user_of(status["pid"])
+    if user not in (None, os.getuid()):
+        raise MountError(f"{directory}: process {status['pid']} of another user serves it; its word is not taken")
     return status
+
+
+def _user_of(pid: int) -> int | None:
+    """The user a process runs as; None if it is not seen from here. proc_pid_status(5)"""
+    try:
+        text = Path(f"/proc/{int(pid)}/status").read_text(errors="replace")
+    except OSError:
+        return None
+    return next(int(line.split()[1]) for line in text.splitlines() if line.startswith("Uid:"))

@@ -24,7 +24,7 @@ from cloudsimfs.control.state import STATE
 from cloudsimfs.datacache.directory import is_mounted
 from cloudsimfs.errors import ConfigError, MountError
 from cloudsimfs.text import agree, count
-from cloudsimfs.vfs.drafts import Draft, copy_out, find_drafts
+from cloudsimfs.vfs.drafts import Draft, copy_out, find_drafts, is_sound
 
 
 @main.command()
@@ -118,7 +118,13 @@ def _mount(path: Path | None, *, elsewhere: bool) -> Path | None:
 
 
 def _listed(top: Path) -> list[Draft]:
-    return [Draft(**draft) for draft in json.loads((top / STATE / "recover.json").read_text())]
+    """What the mount has. Raises MountError if it names anything but files of its own cache."""
+    cache = Path(read_status(top)["cache"]["directory"])
+    drafts = [Draft(**draft) for draft in json.loads((top / STATE / "recover.json").read_text())]
+    for draft in drafts:
+        if not is_sound(draft, cache):
+            raise MountError(f"{top}: says {draft.file!r} was {draft.path!r}, which cannot be: nothing is done")
+    return drafts
 
 
 def _places(settings: config.Settings, *, of_service: bool) -> list[Path]:

@@ -13,6 +13,7 @@ The directory is 0700, its files 0600. Threading: none of its own.
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,6 +29,7 @@ LOCAL = "local"
 NOTE = "note"
 STAMP = "journal.stamp"
 KEY_LENGTH = 24  # letters of a version's key
+BACKING_NAME = re.compile(r"[0-9a-f]{24}")
 
 
 def make_directory(directory: Path) -> None:
@@ -81,6 +83,11 @@ def is_mounted(directory: Path) -> bool:
 def key_of(version: Version) -> str:
     """A version as the suffix of its log's name."""
     return hashlib.sha256(repr(version).encode()).hexdigest()[:KEY_LENGTH]
+
+
+def is_backing_name(name: str) -> bool:
+    """Whether the cache gives its files such names."""
+    return BACKING_NAME.fullmatch(name) is not None
 
 
 def is_version_key(key: str) -> bool:

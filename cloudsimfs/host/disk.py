@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cloudsimfs.errors import CloudsimfsError, NoSpace
-from cloudsimfs.host.files import open_private
+from cloudsimfs.host.files import open_new, open_regular
 
 WRITE_SLICE = 64 << 10  # bytes written at once: for more the kernel looks for large pages, which can be dear
 PAGE = 4096  # bytes; what a hole in a file consists of
@@ -21,17 +21,20 @@ COPY_STEP = 64 << 20  # bytes copied by one system call
 COPY_BLOCK = 1 << 20  # bytes read and written at a time where the kernel cannot copy
 
 
-def copy_file(source: Path, target: Path, size: int) -> None:
-    """Copy the first `size` bytes of `source` into a new file `target` (0600). Holes stay holes."""
-    fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+def copy_file(source: Path, target: Path, size: int, *, place: int | None = None) -> None:
+    """Copy the first `size` bytes of `source` into a new file `target` (0600). Holes stay holes.
+
+    `target` is below the open directory `place`, if there is one. Neither may be a link. Raises FileExistsError.
+    """
+    fd = open_regular(source)
     try:
-        out = open_private(target, os.O_WRONLY | os.O_TRUNC)
+        out = open_new(target, place=place)
         try:
             for start, end in data_parts(fd, size):
                 _copy_range(fd, out, start, end)
             os.ftruncate(out, size)
         except BaseException:
-            target.unlink()
+            os.unlink(target, dir_fd=place)
             raise
         finally:
             os.close(out)

@@ -7,9 +7,12 @@ open file, so that it keeps threads and processes apart, and ends with its holde
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
+import stat
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 
@@ -24,6 +27,37 @@ def make_private(directory: Path) -> None:
 def open_private(path: Path, flags: int) -> int:
     """A descriptor of the file, which is made (0600) if it is not there. Not inherited by programs."""
     return os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def open_new(path: Path, *, place: int | None = None) -> int:
+    """A descriptor of a new file (0600), below the open directory `place`. Raises FileExistsError."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.open(path, flags, 0o600, dir_fd=place)
+
+
+def open_regular(path: Path) -> int:
+    """A descriptor of a file to read; OSError if it is a link, a pipe or a device."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "no regular file", str(path))
+    return fd
+
+
+def open_below(directory: Path, folders: Sequence[str]) -> int:
+    """A descriptor of a folder below `directory`; what is missing of it is made. OSError if one of them is a link."""
+    directory.mkdir(parents=True, exist_ok=True)
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    fd = os.open(directory, flags)
+    for name in folders:
+        outer = fd
+        try:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, dir_fd=outer)
+            fd = os.open(name, flags | os.O_NOFOLLOW, dir_fd=outer)
+        finally:
+            os.close(outer)
+    return fd
 
 
 def replace_file(path: Path, data: bytes, *, durable: bool = False) -> None:

@@ -22,10 +22,10 @@ DEAD = (errno.ENOTCONN, errno.ECONNABORTED)
 """What a mount answers whose daemon died; the latter only right after the death."""
 
 
-def prepare(mountpoint: Path) -> None:
-    """Make sure `mountpoint` is an empty directory that nothing is mounted on; clean up a dead mount there.
+def check(mountpoint: Path) -> None:
+    """Make sure that `mountpoint` is an empty directory that nothing is mounted on, or only a dead mount of ours.
 
-    Raises MountError with one clear line.
+    Raises MountError with one clear line. Changes nothing: `clear` unmounts the dead mount.
     """
     try:
         names = os.listdir(mountpoint)
@@ -38,9 +38,8 @@ def prepare(mountpoint: Path) -> None:
     except OSError as error:
         if error.errno not in DEAD:
             raise MountError(f"{mountpoint}: {error.strerror}") from None
-        # "Transport endpoint is not connected": the daemon of an earlier mount died
-        unmount(mountpoint, lazy=True)
-        prepare(mountpoint)
+        if not is_ours(mountpoint):  # root could unmount it, and must not by itself
+            raise MountError(f"{mountpoint}: a dead mount that is not yours; mount on another directory") from None
         return
     kind = mount_type(mountpoint)
     if kind == FS_TYPE:
@@ -52,38 +51,63 @@ def prepare(mountpoint: Path) -> None:
         raise MountError(f"{mountpoint}: not empty ({names[0]!r} is in it); mount on an empty directory")
 
 
+def clear(mountpoint: Path) -> None:
+    """Unmount a dead mount of ours. Raises MountError if another mount cannot be made there then.
+
+    To be called last: while the dead mount is there, no program writes into the directory below it by mistake.
+    """
+    if is_ours(mountpoint) and state(mountpoint) == "dead":
+        unmount(mountpoint, lazy=True)
+    check(mountpoint)
+
+
 def mount_type(mountpoint: Path) -> str | None:
     """The type of the mount exactly there; None if there is none. Asks no filesystem, which might hang."""
-    wanted = os.path.realpath(mountpoint.parent) + "/" + mountpoint.name if mountpoint.name else str(mountpoint)
-    kind = None
-    for mount in _mount_table():
-        if mount.place in (wanted, str(mountpoint)):
-            kind = mount.type  # the last one lies on top
-    return kind
+    mount = _mount_at(mountpoint)
+    return mount.type if mount is not None else None
 
 
-def all_mounts() -> list[Path]:
-    """Where this filesystem is mounted, as far as we can see. Asks no filesystem, which might hang."""
-    return [Path(mount.place) for mount in _mount_table() if mount.type == FS_TYPE]
+def owner(mountpoint: Path) -> int | None:
+    """The number of the user who has mounted this filesystem exactly there; None if it is not mounted there."""
+    mount = _mount_at(mountpoint)
+    return mount.user if mount is not None and mount.type == FS_TYPE else None
+
+
+def is_ours(mountpoint: Path) -> bool:
+    """Whether this user has mounted this filesystem exactly there. What others have mounted may be a trap."""
+    return owner(mountpoint) == os.getuid()
 
 
 def our_mounts() -> list[Path]:
-    """The mounts of this filesystem that this user has made."""
-    user = f"user_id={os.getuid()}"
-    return [Path(mount.place) for mount in _mount_table() if mount.type == FS_TYPE and user in mount.options]
+    """The mounts of this filesystem that this user has made. Asks no filesystem, which might hang."""
+    return [Path(mount.place) for mount in _mounts() if mount.type == FS_TYPE and mount.user == os.getuid()]
 
 
 class _Mount(NamedTuple):
     place: str
     type: str
-    options: list[str]
+    user: int | None  # who made it; fusermount3 and the kernel let nobody choose another
 
 
-def _mount_table() -> list[_Mount]:
-    """All mounts this process can see, those that lie on top of others after them (proc_pid_mounts(5))."""
-    with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as mounts:
-        rows = [line.split() for line in mounts]
-    return [_Mount(_unescape(place), kind, options.split(",")) for _, place, kind, options, *_ in rows]
+def _mount_at(mountpoint: Path) -> _Mount | None:
+    wanted = os.path.realpath(mountpoint.parent) + "/" + mountpoint.name if mountpoint.name else str(mountpoint)
+    found = None
+    for mount in _mounts():
+        if mount.place in (wanted, str(mountpoint)):
+            found = mount
+    return found
+
+
+def _mounts() -> list[_Mount]:
+    """What this process can see, without mounts that others lie on (proc_pid_mountinfo(5))."""
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as mounts:
+        rows = [line.rstrip("\n").split(" ") for line in mounts]
+    on_top = {}
+    for row in rows:
+        place, kind = _unescape(row[4]), row[row.index("-", 6) + 1]
+        users = [option.removeprefix("user_id=") for option in row[-1].split(",") if option.startswith("user_id=")]
+        on_top[place] = _Mount(place, kind, int(users[0]) if users else None)
+    return list(on_top.values())
 
 
 def state(mountpoint: Path) -> MountState:
@@ -124,5 +148,5 @@ def unmount(mountpoint: Path, *, lazy: bool = False) -> None:
 
 
 def _unescape(field: str) -> str:
-    """A field of /proc/mounts: white space and backslashes come as octal escapes (proc_pid_mounts(5))."""
+    """A field of /proc/self/mountinfo: white space and backslashes come as octal escapes (proc_pid_mounts(5))."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field)

@@ -303,6 +303,7 @@ def _link(source: Path, target: Path) -> None:
         os.link(source, target)
     except OSError:
         fresh = target.with_name(f"{target.name}.part")  # the next mount removes it if it stays
+        fresh.unlink(missing_ok=True)
         copy_file(source, fresh, size_of(source))
         fsync_path(fresh)
         fresh.rename(target)

@@ -6,20 +6,23 @@ If the directory is not mounted, the closed files that wait for their upload are
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
-from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cloudsimfs import paths
-from cloudsimfs.datacache.directory import is_mounted, missing_bytes, size_of
+from cloudsimfs.datacache.directory import is_backing_name, is_mounted, missing_bytes, size_of
 from cloudsimfs.host.disk import copy_file
+from cloudsimfs.host.files import open_below, open_new
 from cloudsimfs.journal.readonly import read_drafts, read_files, read_misfit, read_named
 from cloudsimfs.journal.rows import DraftRow, FileRow, Kept
 from cloudsimfs.vfs.found import find, find_newer
 from cloudsimfs.vfs.names import is_local_name
 
 ID_LENGTH = 8  # letters of the backing file's name
+MOST_COPIES = 100  # of one draft in one folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,17 +84,40 @@ def find_drafts(directory: Path) -> list[Draft]:
     return [draft for draft in listed if not is_local_name(paths.name(draft.path))]
 
 
-def copy_out(draft: Draft, directory: Path, taken: Collection[Path] = ()) -> Path:
-    """Copy a draft into `directory` under its path. Returns where it is: never on another file or one of `taken`."""
-    target = directory / draft.path
+def is_sound(draft: Draft, directory: Path) -> bool:
+    """Whether it may be copied: a file of the cache in `directory`, and a path below the storage's root."""
+    file = Path(draft.file)
+    inside = all(map(paths.is_safe_name, draft.path.split("/")))
+    return inside and file.parent == directory / "data" and is_backing_name(file.name)
+
+
+def copy_out(draft: Draft, directory: Path) -> Path:
+    """Copy a draft into `directory` under its path, never onto another file nor through a link. Returns where it is.
+
+    Raises OSError.
+    """
+    *folders, name = draft.path.split("/")
     if draft.missing:
-        target = target.with_name(f"{target.name}.partial")
-    if target in taken or target.exists():
-        target = target.with_name(f"{target.name}.{draft.id}")
-    target.parent.mkdir(parents=True, exist_ok=True)
+        name += ".partial"
+    place = open_below(directory, folders)
+    try:
+        for free in (
+            name,
+            f"{name}.{draft.id}",
+            *(f"{name}.{draft.id}-{number}" for number in range(2, MOST_COPIES)),
+        ):
+            with contextlib.suppress(FileExistsError):
+                _copy(draft, free, place)
+                return directory.joinpath(*folders, free)
+    finally:
+        os.close(place)
+    raise FileExistsError(errno.EEXIST, "there are copies of it already", name)
+
+
+def _copy(draft: Draft, name: str, place: int) -> None:
     if Path(draft.file).exists():
-        copy_file(Path(draft.file), target, draft.size)
+        copy_file(Path(draft.file), Path(name), draft.size, place=place)
     else:  # a stored file that was renamed: its bytes are not here
-        target.touch(0o600)
-        os.truncate(target, draft.size)
-    return target
+        fd = open_new(Path(name), place=place)
+        os.ftruncate(fd, draft.size)
+        os.close(fd)

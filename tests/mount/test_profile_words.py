@@ -117,14 +117,14 @@ def test_logout_of_a_profile_that_is_none(user: dict[str, str], tmp_path: Path) 
 )
 def test_what_is_no_place_for_a_mount_says_what_it_is(place: str, said: str) -> None:
     with pytest.raises(MountError) as caught:
-        mountpoint.prepare(Path(place))
+        mountpoint.check(Path(place))
     assert str(caught.value).startswith(said)
     assert "umount" not in str(caught.value)
 
 
 def test_what_is_mounted_already_names_its_end(m: Mounted) -> None:
     with pytest.raises(MountError, match=f"{m.path}: already mounted; `cloudsimfs umount {m.path}` unmounts it"):
-        mountpoint.prepare(m.path)
+        mountpoint.check(m.path)
 
 
 # -- doctor ------------------------------------------------------------------------------------------------------
