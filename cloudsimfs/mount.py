@@ -114,7 +114,7 @@ class Mount:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core dump would contain the key
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # one per open file
-        on_signal(signal.SIGUSR1, lambda: log.info("the state of the mount:\n%s", self._report.status_text()))
+        on_signal(signal.SIGUSR1, self._log_state)
         try:
             self._check_service()
         except CloudsimfsError:
@@ -128,6 +128,11 @@ class Mount:
             if self._stop.is_set():
                 return  # it has served and ended in order; after a signal libfuse returns a status, too
             raise MountError(f"{self._mountpoint}: libfuse could not mount (status {error})") from error
+
+    def _log_state(self) -> None:
+        log.info("the state of the mount:")
+        for line in self._report.status_text().splitlines():
+            log.info("%s", line)
 
     def _check_service(self) -> None:
         """Prove URL and key by the first listing, which is needed anyway.

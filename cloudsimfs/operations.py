@@ -123,7 +123,8 @@ class Operations(Callbacks):  # type: ignore[misc]  # the fallback binding has n
         if is_control(path):
             entries += [(name, mode, ino, None) for name, mode, ino in self._control.readdir(path)]
         else:
-            entries += [(name, attr.mode, attr.ino, attr) for name, attr in self._tree.readdir(path)]
+            stored = self._tree.readdir(path)  # a stored name may be that of a folder of ours, which is not listed
+            entries += [(name, a.mode, a.ino, a) for name, a in stored if not is_control(paths.join(path, name))]
         return entries
 
     @callback

@@ -10,6 +10,8 @@ import logging
 import re
 import threading
 
+from cloudsimfs.text import printable, printable_lines
+
 _SHORTEST = 4  # characters; shorter "secrets" would blank out ordinary words
 _HIDDEN = "***"
 
@@ -76,7 +78,14 @@ class RedactingFilter(logging.Filter):
 
 
 class RedactingFormatter(logging.Formatter):
-    """Formats as usual, then hides what is secret in the whole text, traceback included."""
+    """Formats as usual, then hides what is secret in the whole text, traceback included.
+
+    The message is on one line, and a traceback is indented: a name with a newline cannot look like another record.
+    """
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = printable(record.message)
+        return super().formatMessage(record)
 
     def format(self, record: logging.LogRecord) -> str:
-        return redact(super().format(record))
+        return redact(printable_lines(super().format(record)).replace("\n", "\n  "))

@@ -37,6 +37,21 @@ def gib(size: float) -> str:
     return f"{size / GIB:.1f} GiB"
 
 
+def printable(text: str) -> str:
+    """The text on one line, and without what would control a terminal or turn its words round: `\\n`, `\\x1b`.
+
+    What is printable stays as it is, so an escape cannot be told from the same letters in a name.
+    """
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
+def printable_lines(text: str) -> str:
+    """The same for text of several lines, which may be indented by tabs."""
+    return "\n".join("\t".join(map(printable, line.split("\t"))) for line in text.split("\n"))
+
+
 def parse_size(text: str) -> int:
     """`20G`, `512MiB`, `1000` as bytes; K, M, G, T are powers of 1024. Raises ValueError with the remedy."""
     match = re.fullmatch(r"\s*+(\d+(?:\.\d+)?)\s*+([KMGT]?)(?:i?B)?\s*+", text, re.IGNORECASE)

@@ -10,7 +10,7 @@ import click
 from cloudsimfs import config
 from cloudsimfs.datacache.directory import is_mounted
 from cloudsimfs.errors import ConfigError, MountError
-from cloudsimfs.text import agree, count
+from cloudsimfs.text import agree, count, printable
 from cloudsimfs.vfs import adoption
 from cloudsimfs.vfs.adoption import Waiting
 
@@ -87,5 +87,5 @@ def _confirmed(source: Path, waits: Waiting) -> bool:
 def _hand_over(source: Path, directory: Path, waits: Waiting) -> None:
     moved = adoption.adopt(source, directory)
     for before, after in moved:
-        click.echo(f"/{before} was written with this key, too: what is adopted becomes /{after}")
+        click.echo(printable(f"/{before} was written with this key, too: what is adopted becomes /{after}"))
     click.echo(f"adopted {waits or 'what there was'} of {source}; the next mount continues with it")

@@ -16,6 +16,7 @@ from cloudsimfs.cli.group import FAILED, main
 from cloudsimfs.cli.options import options, settings_of
 from cloudsimfs.config.settings import ACCOUNT
 from cloudsimfs.errors import MountError
+from cloudsimfs.text import printable
 
 EPILOG = """\
 \b
@@ -84,7 +85,8 @@ def _repaired(finding: Finding, *, fix: bool, ask: bool) -> Finding:
 
 def _show(finding: Finding) -> None:
     mark = click.style(f"{finding.level:8}", fg=_COLOURS[finding.level])
-    click.echo(f"{mark} {finding.what}: {finding.text}{f'; do: {finding.remedy}' if finding.remedy else ''}")
+    text = f"{finding.what}: {finding.text}{f'; do: {finding.remedy}' if finding.remedy else ''}"
+    click.echo(f"{mark} {printable(text)}")
 
 
 def _plain(finding: Finding) -> dict[str, str]:

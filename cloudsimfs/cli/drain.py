@@ -19,7 +19,7 @@ from cloudsimfs.cli.mounts import read_status
 from cloudsimfs.control.simulations import SIMULATIONS
 from cloudsimfs.control.state import STATE
 from cloudsimfs.errors import MountError
-from cloudsimfs.text import agree, count, mib
+from cloudsimfs.text import agree, count, mib, printable
 
 PROGRESS = 0.2  # seconds between updates of the progress bar
 MOST_NAMES = 3  # paths in one line
@@ -43,7 +43,7 @@ def drain(directory: Path, remedy: str, *, timeout: float = math.inf) -> bool:
         _show_progress(directory, outcome)
         return outcome.result()
     except KeyboardInterrupt:
-        click.echo(f"\nstill mounted: {_remains(directory, remedy)}", err=True)
+        click.echo(f"\nstill mounted: {printable(_remains(directory, remedy))}", err=True)
         raise
 
 

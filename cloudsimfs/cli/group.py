@@ -15,6 +15,7 @@ from cloudsimfs.config.settings import split_options
 from cloudsimfs.errors import CloudsimfsError, ConfigError
 from cloudsimfs.host import mountpoint
 from cloudsimfs.redact import redact
+from cloudsimfs.text import printable
 
 FAILED, WRONG_USE, INTERRUPTED = 1, 2, 130
 
@@ -66,7 +67,7 @@ class _Failure(click.ClickException):
     """One line, and the exit status."""
 
     def __init__(self, message: str, status: int) -> None:
-        super().__init__(redact(" ".join(message.split())))
+        super().__init__(printable(redact(" ".join(message.split()))))
         self.exit_code = status  # type: ignore[misc]  # click reads it from the instance
 
 

@@ -25,6 +25,7 @@ from cloudsimfs.host import mountpoint
 from cloudsimfs.host.daemon import notify_systemd, run_in_background
 from cloudsimfs.host.logs import set_up_logging
 from cloudsimfs.host.users import become
+from cloudsimfs.text import printable
 from cloudsimfs.vfs import accountdir
 
 NO_WAIT = "--no-wait unmounts now, and the next mount continues"
@@ -89,7 +90,7 @@ def _serve(chosen: config.Config, directory: Path, settings: config.Settings, *,
             serve, log_file=chosen.log_file, level=chosen.log_level, log_format=chosen.log_format
         )
         if note:
-            click.echo(f"note: {note}", err=True)
+            click.echo(printable(f"note: {note}"), err=True)
 
 
 def _chosen(given: dict[str, Any], words: tuple[str, ...]) -> tuple[config.Settings, tuple[str, ...]]:
@@ -172,7 +173,7 @@ def umount(
         lazy = True
     mountpoint.unmount(directory, lazy=lazy)
     if note:
-        click.echo(f"note: {note}", err=True)
+        click.echo(printable(f"note: {note}"), err=True)
     if daemon is not None and not lazy:
         _wait_for_end(daemon)
 

@@ -23,7 +23,7 @@ from cloudsimfs.control.simulations import SIMULATIONS
 from cloudsimfs.control.state import STATE
 from cloudsimfs.datacache.directory import is_mounted
 from cloudsimfs.errors import ConfigError, MountError
-from cloudsimfs.text import agree, count
+from cloudsimfs.text import agree, count, printable
 from cloudsimfs.vfs.drafts import Draft, copy_out, find_drafts, is_sound
 
 
@@ -106,7 +106,7 @@ def _deal_with(top: Path | None, drafts: list[Draft], kept: list[Draft], wanted:
     if top is not None and wanted.upload:
         for draft in _named(drafts, wanted.upload):
             _command(top, "upload", draft)
-            click.echo(f"/{draft.path}: to be uploaded")
+            click.echo(printable(f"/{draft.path}: to be uploaded"))
     if top is not None and wanted.discard:
         _discard(top, _named(drafts, wanted.discard), asked=wanted.yes)
 
@@ -157,7 +157,8 @@ def describe(draft: Draft) -> str:
         if draft.missing
         else []
     )
-    return f"{draft.id} {draft.size:>12} {when} /{draft.path}" + (f"  ({'; '.join(notes)})" if notes else "")
+    noted = f"  ({'; '.join(notes)})" if notes else ""
+    return printable(f"{draft.id} {draft.size:>12} {when} /{draft.path}{noted}")
 
 
 def _named(drafts: list[Draft], names: Iterable[str]) -> list[Draft]:
@@ -188,10 +189,11 @@ def _save(top: Path | None, drafts: list[Draft], directory: Path) -> None:
             target = copy_out(draft, directory)
         except OSError as error:
             raise MountError(f"/{draft.path} cannot be copied to {directory}: {error.strerror}") from error
-        click.echo(f"{target}")
+        click.echo(printable(str(target)))
         if draft.missing:
             missing, are = count(draft.missing, "byte"), agree(draft.missing, "is zero", "are zeros")
-            click.echo(f"note: {missing} of /{draft.path} could not be fetched and {are}{reason}", err=True)
+            said = f"note: {missing} of /{draft.path} could not be fetched and {are}{reason}"
+            click.echo(printable(said), err=True)
 
 
 def _discard(top: Path, drafts: list[Draft], *, asked: bool) -> None:
@@ -200,7 +202,7 @@ def _discard(top: Path, drafts: list[Draft], *, asked: bool) -> None:
             raise MountError("a removal cannot be undone: confirm with --yes")
         if asked or click.confirm(f"{describe(draft)}\nRemove it? This cannot be undone"):
             _command(top, "discard", draft)
-            click.echo(f"/{draft.path}: removed")
+            click.echo(printable(f"/{draft.path}: removed"))
 
 
 def _command(top: Path, verb: str, draft: Draft) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 import errno
 import functools
+import html
 import json
 import shutil
 import subprocess
@@ -22,7 +24,9 @@ from cloudsimfs.cli.runfiles import RunFiles, reach
 from cloudsimfs.cli.table import echo_table
 from cloudsimfs.errors import CloudsimfsError, NotFound
 from cloudsimfs.runs.options import NAMES
+from cloudsimfs.text import printable, printable_lines
 
+_decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")  # a block may end amid a letter
 EVERY = 0.5  # seconds between reads of what is followed; they cost no call
 NOTIFY_BOUND = 5.0  # seconds
 COLUMNS = ("id", "status", "script", "cpu", "ram", "folder", "started", "ended")
@@ -88,7 +92,7 @@ def _run_id(files: RunFiles, run: str | None) -> int:
 def runs(files: RunFiles, as_json: bool) -> None:
     """List the runs, the newest first."""
     if as_json:
-        click.echo(files.read("runs.json"), nl=False)
+        click.echo(printable_lines(files.read("runs.json")), nl=False)
         return
     rows = [line.split() for line in files.read("runs").splitlines()]
     echo_table([name.upper() for name in COLUMNS], rows)
@@ -104,7 +108,7 @@ def options(files: RunFiles, name: str | None, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(values))
     elif name:
-        click.echo("\n".join(values[name]))
+        click.echo("\n".join(map(printable, values[name])))
     else:
         echo_table(["NAME", "VALUES"], [[option, " ".join(words)] for option, words in values.items()])
 
@@ -143,7 +147,7 @@ def _ask_to_launch(files: RunFiles, asked: dict[str, Any]) -> str:
     except CloudsimfsError as error:
         if not (_exists(error) and sys.stdin.isatty()):
             raise
-        click.confirm(f"{error}. Launch another run now?", abort=True, err=True)
+        click.confirm(f"{printable(str(error))}. Launch another run now?", abort=True, err=True)
     return files.ask("launch", json.dumps(asked | {"yes": "1"}))
 
 
@@ -202,7 +206,11 @@ def log(files: RunFiles, run: str | None, follow: bool) -> None:
 
 
 def _show(block: bytes) -> int:
-    sys.stdout.buffer.write(block)
+    """Print a part of a log: byte for byte, but for a terminal without what would control it."""
+    shown = block
+    if sys.stdout.isatty():
+        shown = printable_lines(_decoder.decode(block).replace("\r\n", "\n")).encode()
+    sys.stdout.buffer.write(shown)
     sys.stdout.buffer.flush()
     return len(block)
 
@@ -223,7 +231,7 @@ def wait(files: RunFiles, run: str | None, timeout: float | None, as_json: bool)
     with files.follow(f"{run_id}/status") as status:
         while _is_going_on(status):
             if until is not None and time.monotonic() >= until:
-                click.echo(f"run {run_id} is still {status(0).decode().strip()}", err=True)
+                click.echo(printable(f"run {run_id} is still {status(0).decode().strip()}"), err=True)
                 sys.exit(TIMED_OUT)
             time.sleep(EVERY)
     sentence, info = _end_of(files, run_id)
@@ -240,7 +248,7 @@ def _end_of(files: RunFiles, run_id: int) -> tuple[str, dict[str, Any]]:
         took = f" after {_moment(info['ended']) - _moment(info['started'])}"
     except ValueError:
         pass  # times are missing, or of a form nobody has seen yet
-    return f"run {run_id} in {info['folder']}: {info['status_name']}{took}", info
+    return printable(f"run {run_id} in {info['folder']}: {info['status_name']}{took}"), info
 
 
 def _moment(text: str) -> datetime:
@@ -248,10 +256,15 @@ def _moment(text: str) -> datetime:
 
 
 def _notify(text: str) -> None:
-    """Show the text on the desktop, if there is one."""
+    """Show the text on the desktop, if there is one: the body of a notification is markup."""
     program = shutil.which("notify-send")
     if program is not None:
         try:
-            subprocess.run([program, "cloudsimfs", text], timeout=NOTIFY_BOUND, capture_output=True, check=False)
+            subprocess.run(
+                [program, "cloudsimfs", html.escape(text, quote=False)],
+                timeout=NOTIFY_BOUND,
+                capture_output=True,
+                check=False,
+            )
         except (OSError, subprocess.TimeoutExpired):
             pass

@@ -12,6 +12,7 @@ from cloudsimfs.cli.mounts import mount_meant, mount_of
 from cloudsimfs.control.simulations import SIMULATIONS
 from cloudsimfs.control.state import STATE
 from cloudsimfs.errors import MountError
+from cloudsimfs.text import printable_lines
 
 
 @main.command()
@@ -31,7 +32,7 @@ def status(path: Path | None, as_json: bool) -> None:
     Without PATH: in the mount around the current directory, or the only one.
     """
     top = mount_meant(path) / STATE
-    click.echo((top / ("status.json" if as_json else "status")).read_text(), nl=False)
+    click.echo(printable_lines((top / ("status.json" if as_json else "status")).read_text()), nl=False)
 
 
 @main.command()

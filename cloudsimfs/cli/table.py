@@ -8,13 +8,15 @@ from collections.abc import Sequence
 
 import click
 
+from cloudsimfs.text import printable
+
 GAP = "  "
 NARROW = 8  # characters that a cut column keeps at least
 
 
 def echo_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table. Columns too wide for the terminal are cut, the widest first; a pipe gets everything."""
-    lines = [list(headings), *(list(row) for row in rows)]
+    lines = [list(headings), *(list(map(printable, row)) for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(headings))]
     if sys.stdout.isatty():
         widths = _fitted(widths, shutil.get_terminal_size().columns)

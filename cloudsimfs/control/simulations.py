@@ -22,6 +22,7 @@ from cloudsimfs.runs.account import AccountRuns
 from cloudsimfs.runs.options import NAMES
 from cloudsimfs.runs.poller import Followed
 from cloudsimfs.service import Simulation
+from cloudsimfs.text import printable
 
 SIMULATIONS = ".simulations"
 README = """\
@@ -123,7 +124,7 @@ class Simulations:
     def failed(self, error: CloudsimfsError) -> None:
         """Show why a command failed in `.simulations/error`."""
         with self._lock:
-            self._error = redact(f"{_one_line(str(error))}\n")
+            self._error = redact(f"{printable(str(error))}\n")
         self._changed([f"{SIMULATIONS}/error", f"{SIMULATIONS}/budget"])
 
     def succeeded(self) -> None:
@@ -219,7 +220,7 @@ class Simulations:
         values = {name: value for name, value in _values(run).items() if name != "id"}
 
         def value(name: str) -> File:
-            return text(lambda: f"{_one_line(str(_values(runs.get(run.id))[name]))}\n")
+            return text(lambda: f"{printable(str(_values(runs.get(run.id))[name]))}\n")
 
         def status(run: Simulation | None) -> bytes:
             return b"" if run is None else f"{run.status_name}\n".encode()
@@ -288,9 +289,4 @@ def _row(run: Simulation) -> str:
     """A run as a line of words: times as in ISO 8601, other white space escaped as in fstab(5)."""
     times = (run.started.replace(" ", "T"), run.ended.replace(" ", "T"))
     fields = (run.id, run.status_name, run.script, run.cpu, run.ram, run.folder, *times)
-    return " ".join(_one_line(str(field)).replace(" ", r"\040") or "-" for field in fields) + "\n"
-
-
-def _one_line(value: str) -> str:
-    """The value without characters that would end the line, or that would control a terminal."""
-    return "".join(character if character.isprintable() else "?" for character in value)
+    return " ".join(printable(str(field)).replace(" ", r"\040") or "-" for field in fields) + "\n"

@@ -16,7 +16,7 @@ from cloudsimfs import __version__
 from cloudsimfs.config import Config
 from cloudsimfs.journal.fitting import set_aside
 from cloudsimfs.service import BudgetState, Client
-from cloudsimfs.text import count, mib
+from cloudsimfs.text import count, mib, printable
 from cloudsimfs.uploader.conflicts import Conflicts
 from cloudsimfs.vfs.filesystem import FileSystem
 from cloudsimfs.writeback.queue import Job
@@ -89,7 +89,7 @@ class Report:
         last = self._queue.last_error
         if last is not None and not any(job.error for job in jobs):
             lines.append(f"solved    {_hour(last[0])} {last[1]}")
-        return "".join(f"{line}\n" for line in lines)
+        return "".join(f"{printable(line)}\n" for line in lines)
 
     def _service_lines(self, jobs: list[Job]) -> Iterator[str]:
         budget = self._client.budget.snapshot()
@@ -131,7 +131,7 @@ class Report:
     def pending_text(self) -> str:
         """A line for each upload and delete that is not on the service yet."""
         return "".join(
-            f"{job.kind} {job.sent} {job.size} /{job.path}{f'  ({job.error})' if job.error else ''}\n"
+            printable(f"{job.kind} {job.sent} {job.size} /{job.path}{f'  ({job.error})' if job.error else ''}") + "\n"
             for job in self._writeback.pending()
         )
 

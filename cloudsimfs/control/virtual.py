@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,6 +28,9 @@ class File:
         return (0o444 if self.read else 0) | (0o200 if self.write else 0)
 
 
+_ODD = re.compile("[\\x7f-\\xa0\\xad\\u0600-\\u0605\\u061c\\u200b-\\u200f\\u2028-\\u202f\\u2060-\\u206f\\ufeff]")
+
+
 @dataclass(frozen=True, slots=True)
 class Folder:
     names: Callable[[], list[str]]
@@ -48,7 +52,9 @@ def kind(node: Node) -> int:
 
 
 def as_json(value: object) -> str:
-    return json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n"
+    """JSON for programs, which a terminal may show as well: letters of all scripts as they are, nothing else."""
+    text = json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n"
+    return _ODD.sub(lambda match: json.dumps(match[0])[1:-1], text)
 
 
 def text(read: Callable[[], str]) -> File:

@@ -68,6 +68,23 @@ def test_logs_and_tracebacks_are_redacted(form: str) -> None:
     assert SECRET not in text
 
 
+def test_a_record_cannot_be_forged() -> None:
+    out = io.StringIO()
+    handler = logging.StreamHandler(out)
+    handler.addFilter(RedactingFilter())
+    handler.setFormatter(RedactingFormatter("%(levelname)s %(message)s"))
+    logger = logging.Logger("forging")
+    logger.addHandler(handler)
+    try:
+        raise ValueError("x\nERROR forged \x1b[2J")
+    except ValueError:
+        logger.exception("no file %s", "x\nERROR forged \x1b[2J")
+    first, *more = out.getvalue().splitlines()
+    assert first == r"ERROR no file x\nERROR forged \x1b[2J"
+    assert r"  ERROR forged \x1b[2J" in more
+    assert all(line.startswith("  ") for line in more)
+
+
 def key_file(directory: Path, content: str | bytes) -> Path:
     path = directory / "key"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cloudsimfs.text import agree, count, gib, listed, mib, parse_size
+from cloudsimfs.text import agree, count, gib, listed, mib, parse_size, printable, printable_lines
 
 
 def test_counts_have_the_right_plural() -> None:
@@ -23,3 +23,9 @@ def test_sizes() -> None:
     for wrong in ("", "5 apples", "-1", "1e3"):
         with pytest.raises(ValueError, match="not a size"):
             parse_size(wrong)
+
+
+def test_what_controls_a_terminal_is_shown_as_an_escape() -> None:
+    assert printable("a b\u00e9\u6f22") == "a b\u00e9\u6f22"
+    assert printable("a\nb\r\x1b[2J\x9b\u202e\u2028\udc80") == r"a\nb\r\x1b[2J\x9b\u202e\u2028\udc80"
+    assert printable_lines("a\n\tb\x07\r\n") == "a\n\tb\\x07\\r\n"
