@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
+import shlex
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -31,19 +33,21 @@ class Credentials:
 def load_key(path: str | os.PathLike[str]) -> Credentials:
     """Read the key from `path`: one line, or the service's license file (docs/service.md, "Authentication").
 
-    Raises ConfigError, which says what is wrong with the file. Logs a warning if other users can read it.
+    Raises ConfigError, which says what is wrong with the file: also if others may have put a key of theirs there.
+    Logs a warning if other users can read it.
     """
     name = os.fspath(path)
     try:
-        with open(name, "rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
+        with open(os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            found = os.fstat(file.fileno())
+            _check_file(name, found)
             content = file.read(_MAX_KEY_FILE + 1)
     except OSError as error:
         raise ConfigError(f"key file {name}: {error.strerror}") from None
     except ValueError:
         raise ConfigError(f"key file {name!r}: not a file name") from None
-    if mode & (stat.S_IRGRP | stat.S_IROTH):
-        log.warning("key file %s can be read by others; run: chmod 600 %s", name, name)
+    if found.st_mode & (stat.S_IRGRP | stat.S_IROTH):
+        log.warning("key file %s can be read by others; run: chmod 600 %s", name, shlex.quote(name))
     if len(content) > _MAX_KEY_FILE:
         raise ConfigError(f"key file {name}: too large to be a key or a license file")
     try:
@@ -56,6 +60,21 @@ def load_key(path: str | os.PathLike[str]) -> Credentials:
     check_key(credentials.key, f"key file {name}")
     register_secret(credentials.key)
     return credentials
+
+
+def _check_file(name: str, found: os.stat_result) -> None:
+    """Raises ConfigError for a file that decides nothing: a pipe, or one in which others may write."""
+    if stat.S_ISDIR(found.st_mode):
+        raise ConfigError(f"key file {name}: {os.strerror(errno.EISDIR)}")
+    if not stat.S_ISREG(found.st_mode):
+        raise ConfigError(f"key file {name}: no regular file; save the key in a file, and run: chmod 600 FILE")
+    if found.st_uid not in (os.geteuid(), 0):
+        raise ConfigError(
+            f"key file {name}: it belongs to another user ({found.st_uid}), who may put another key there; "
+            f"copy it to a file of your own, and run: chmod 600 FILE"
+        )
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise ConfigError(f"key file {name}: others may write to it; run: chmod 600 {shlex.quote(name)}")
 
 
 def check_key(key: str, where: str) -> None:

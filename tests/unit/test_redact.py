@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -148,3 +149,32 @@ def test_a_readable_key_file_warns(tmp_path: Path, caplog: pytest.LogCaptureFixt
     load_key(path)
     assert "chmod 600" in caplog.text
     assert SECRET not in caplog.text
+
+
+@pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
+def test_a_key_file_that_others_may_write_is_refused(tmp_path: Path, mode: int) -> None:
+    path = key_file(tmp_path, SECRET)
+    path.chmod(mode)
+    with pytest.raises(ConfigError, match=f"others may write to it; run: chmod 600 {path}$"):
+        load_key(path)
+    path.chmod(0o600)
+    assert load_key(path).key == SECRET
+
+
+def test_a_key_file_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = key_file(tmp_path, SECRET)
+    if os.geteuid() == 0:
+        os.chown(path, 65534, 65534)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 65534)
+    with pytest.raises(ConfigError, match="it belongs to another user"):
+        load_key(path)
+
+
+def test_a_key_file_is_a_regular_one(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    for path in (tmp_path / "pipe", Path("/dev/null")):
+        with pytest.raises(ConfigError, match="no regular file"):
+            load_key(path)
+    (tmp_path / "link").symlink_to(key_file(tmp_path, SECRET))  # as those keep them who manage their dotfiles
+    assert load_key(tmp_path / "link").key == SECRET
