@@ -49,14 +49,14 @@ def login(license_file: Path | None, keyring: bool, **given: Any) -> None:
     url = _url(settings)
     credentials = load_key(license_file) if license_file else _ask_for_key(url)
     _check(settings, url, credentials.key)
-    kept = _keep(settings.profile, url, credentials.key, keyring=keyring)
+    kept = _keep(settings.profile, url, Credentials(None, credentials.key, url), keyring=keyring)
     user = f" as {credentials.username}" if credentials.username else ""
     option = profiles.option(settings.profile)
     click.echo(f"{url} accepts the key{user}; it is kept in {kept}. Next: cloudsimfs mount{option} MOUNTPOINT")
     note_other_keys(config.account_dir(settings["cache-dir"], url, credentials.key))
 
 
-def _keep(profile: str, url: str, key: str, *, keyring: bool) -> str:
+def _keep(profile: str, url: str, key: Credentials, *, keyring: bool) -> str:
     """Store the address and the key. Returns where the key is now."""
     text = profiles.with_url(profile, url)
     keys.forget(profile)  # the old key must never meet the new address

@@ -63,7 +63,7 @@ def account(settings: Settings) -> Account:
             f"or set {keys.VARIABLE}"
         )
     if key.stored:
-        _check_address(settings, key)
+        _check_address(settings, key, url)
     return Account(
         url=url,
         credentials=key.credentials,
@@ -75,9 +75,19 @@ def account(settings: Settings) -> Account:
     )
 
 
-def _check_address(settings: Settings, key: keys.StoredKey) -> None:
+def _check_address(settings: Settings, key: keys.StoredKey, url: str) -> None:
     """Refuse to send a profile's key to another service. Raises ConfigError."""
-    in_file = profiles.read(settings.profile).given.get("url")
+    in_file, address = profiles.read(settings.profile).given.get("url"), key.credentials.address
+    if key.by_login and address is not None and address != url:
+        raise ConfigError(
+            f"the key in {key.where} is for {address}, and {settings.values['url'].source} names another service: "
+            f"run `cloudsimfs login{profiles.option(settings.profile)}` for it, or give --key-file"
+        )
+    if key.by_login and address is None and in_file is None:
+        raise ConfigError(
+            f"the key in {key.where} is for an address that is not recorded: "
+            f"run `cloudsimfs login{profiles.option(settings.profile)}` again"
+        )
     if in_file is not None and SETTINGS["url"].kind.parse(in_file.text) != settings["url"]:
         raise ConfigError(
             f"the key in {key.where} is for {in_file.text}, and {settings.values['url'].source} names another "

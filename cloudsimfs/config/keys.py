@@ -16,7 +16,7 @@ from cloudsimfs.config.profiles import config_file, write_private
 from cloudsimfs.errors import ConfigError
 from cloudsimfs.redact import register_secret
 from cloudsimfs.service import Credentials, load_key
-from cloudsimfs.service.credentials import check_key
+from cloudsimfs.service.credentials import check_key, parse_key
 
 VARIABLE = "CLOUDSIMFS_API_KEY"
 _SERVICE = "cloudsimfs"  # the name of our entries in the keyring
@@ -24,11 +24,15 @@ _SERVICE = "cloudsimfs"  # the name of our entries in the keyring
 
 @dataclass(frozen=True, slots=True)
 class StoredKey:
-    """A key and where it was found. `stored`: it is the profile's own, and goes to the profile's address only."""
+    """A key and where it was found. `stored`: it is the profile's own, and goes to the profile's address only.
+
+    `by_login`: it goes only to the address it was stored with, whatever the profile says now.
+    """
 
     credentials: Credentials
     where: str
     stored: bool
+    by_login: bool = False
 
 
 def from_environment() -> Credentials | None:
@@ -48,9 +52,10 @@ def find(profile: str, key_file: Path | None, *, of_profile: bool) -> StoredKey 
         return StoredKey(load_key(key_file), str(key_file), stored=of_profile)
     own = profile_file(profile)
     if own.exists():
-        return StoredKey(load_key(own), str(own), stored=True)
-    if key := _keyring_get(profile):
-        return StoredKey(Credentials(None, key), "the system keyring", stored=True)
+        return StoredKey(load_key(own), str(own), stored=True, by_login=True)
+    if text := _keyring_get(profile):
+        where = "the system keyring"
+        return StoredKey(parse_key(text, where), where, stored=True, by_login=True)
     return None
 
 
@@ -59,10 +64,10 @@ def profile_file(profile: str) -> Path:
     return config_file().parent / f"{profile}.key"
 
 
-def store(profile: str, key: str) -> Path:
-    """Store the key in the profile's own file (0600). Returns the file."""
+def store(profile: str, key: Credentials) -> Path:
+    """Store the key, with its address, in the profile's own file (0600). Returns the file."""
     file = profile_file(profile)
-    write_private(file, key + "\n")
+    write_private(file, key.as_text() + "\n")
     return file
 
 
@@ -71,11 +76,11 @@ def check_keyring() -> None:
         raise ConfigError("--keyring: the package is missing; install it: pip install 'cloudsimfs[keyring]'")
 
 
-def store_in_keyring(profile: str, key: str) -> None:
+def store_in_keyring(profile: str, key: Credentials) -> None:
     """Store the key in the system keyring, and remove the profile's key file."""
     check_keyring()
     try:
-        _keyring().set_password(_SERVICE, profile, key)
+        _keyring().set_password(_SERVICE, profile, key.as_text())
     except Exception as error:  # noqa: BLE001  # each backend has its own
         raise ConfigError(f"--keyring: it refused the key ({type(error).__name__}); leave out --keyring") from None
     profile_file(profile).unlink(missing_ok=True)
@@ -107,11 +112,7 @@ def _keyring_get(profile: str) -> str | None:
     if keyring is None:
         return None
     try:
-        key = keyring.get_password(_SERVICE, profile)
+        text = keyring.get_password(_SERVICE, profile)
     except Exception:  # noqa: BLE001  # without a running keyring there is no key in it
         return None
-    if isinstance(key, str) and key:
-        check_key(key, "the system keyring")
-        register_secret(key)
-        return key
-    return None
+    return text if isinstance(text, str) and text else None

@@ -19,15 +19,21 @@ log = logging.getLogger(__name__)
 
 _MAX_KEY_FILE = 64 * 1024  # bytes; a key or license file is far smaller
 _KEY_MEMBERS = ("apikey", "key", "token", "apitoken", "accesskey", "accesstoken", "licensekey", "secret")
+_ADDRESS = "cloudsimfs-address"
 _USER_MEMBERS = ("username", "user", "login", "email", "name")
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """A user's key. Only a license file says the `username`."""
+    """A user's key. Only a license file says the `username`; only what `as_text` made, the `address` it is for."""
 
     username: str | None
     key: str = field(repr=False)
+    address: str | None = None
+
+    def as_text(self) -> str:
+        """What `parse_key` makes the same of."""
+        return json.dumps({"key": self.key, _ADDRESS: self.address})
 
 
 def load_key(path: str | os.PathLike[str]) -> Credentials:
@@ -56,8 +62,13 @@ def load_key(path: str | os.PathLike[str]) -> Credentials:
         raise ConfigError(f"key file {name}: not a text file") from None
     if not text:
         raise ConfigError(f"key file {name}: it is empty")
-    credentials = _from_license(name, text) if text.startswith("{") else Credentials(None, text)
-    check_key(credentials.key, f"key file {name}")
+    return parse_key(text, f"key file {name}")
+
+
+def parse_key(text: str, where: str) -> Credentials:
+    """The key in a text: the key alone, or a license. Raises ConfigError, which says what is wrong `where`."""
+    credentials = _from_license(text, where) if text.startswith("{") else Credentials(None, text)
+    check_key(credentials.key, where)
     register_secret(credentials.key)
     return credentials
 
@@ -87,16 +98,16 @@ def check_key(key: str, where: str) -> None:
         raise ConfigError(f"{where}: an API key has printable ASCII characters and no spaces")
 
 
-def _from_license(name: str, text: str) -> Credentials:
+def _from_license(text: str, where: str) -> Credentials:
     try:
         license_ = json.loads(text)
     except (ValueError, RecursionError):
-        raise ConfigError(f"key file {name}: it starts like a license file but is not valid JSON") from None
+        raise ConfigError(f"{where}: it starts like a license file but is not valid JSON") from None
     members = {_plain(member): value for member, value in license_.items()}
     key = _first(members, _KEY_MEMBERS)
     if key is None:
-        raise ConfigError(f"key file {name}: the license JSON has no member that is the key (as `api_key`)")
-    return Credentials(_first(members, _USER_MEMBERS), key)
+        raise ConfigError(f"{where}: the license JSON has no member that is the key (as `api_key`)")
+    return Credentials(_first(members, _USER_MEMBERS), key, _first(members, (_plain(_ADDRESS),)))
 
 
 def _plain(member: str) -> str:

@@ -23,10 +23,11 @@ from click.testing import CliRunner
 
 from cloudsimfs import config
 from cloudsimfs.cli import main
-from cloudsimfs.config import mountoptions, profiles
+from cloudsimfs.config import keys, mountoptions, profiles
 from cloudsimfs.config.settings import SETTINGS
 from cloudsimfs.errors import ConfigError
 from cloudsimfs.sandbox import Sandbox, Settings
+from cloudsimfs.service import Credentials
 from harness import client_environment, cloudsimfs, patient, run, wait_until, write_key
 
 WriteConfig = Callable[[str], Path]
@@ -225,6 +226,22 @@ def test_a_stored_key_goes_to_its_own_service_only(home: Path, write_config: Wri
         config.account(config.resolve({"url": "https://evil.example"}))
 
 
+def test_a_stored_key_is_for_its_address_whatever_becomes_of_the_file(home: Path, write_config: WriteConfig) -> None:
+    file = write_config("[profiles.default]\nurl = 'https://a.example'")
+    keys.store("default", Credentials(None, "key-of-profile", "https://a.example"))
+    assert config.account(config.resolve({})).credentials.key == "key-of-profile"
+    write_config("[profiles.default]\nurl = 'https://evil.example'")
+    with pytest.raises(ConfigError, match=r"is for https://a\.example, and .* names another service"):
+        config.account(config.resolve({}))
+    file.unlink()
+    with pytest.raises(ConfigError, match=r"is for https://a\.example, and --url names another service"):
+        config.account(config.resolve({"url": "https://evil.example"}))
+    assert config.account(config.resolve({"url": "https://a.example/"})).credentials.key == "key-of-profile"
+    (home / ".config/cloudsimfs/default.key").write_text("stored-by-an-older-version")
+    with pytest.raises(ConfigError, match="not recorded: run `cloudsimfs login` again"):
+        config.account(config.resolve({"url": "https://evil.example"}))
+
+
 # -- the file --------------------------------------------------------------------------------------------------
 
 
@@ -327,7 +344,7 @@ def test_login_checks_stores_and_logout_forgets(limited_box: Sandbox, tmp_path: 
     assert "me@example.org" in done.stdout
     assert len(box.calls.entries()) == 1
     key = tmp_path / "c/cloudsimfs/work.key"
-    assert key.read_text().strip() == box.key
+    assert json.loads(key.read_text()) == {"key": box.key, "cloudsimfs-address": box.url}
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
     assert stat.S_IMODE(key.parent.stat().st_mode) == 0o700
 
@@ -362,7 +379,11 @@ def test_the_keyring_keeps_the_key_where_it_is_installed(limited_box: Sandbox, t
     env["PYTHONPATH"] = f"{tmp_path}:{Path(config.__file__).parents[1]}"
     done = cloudsimfs(*words, env=env)
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "cloudsimfs-default.secret").read_text() == limited_box.key
+    kept = json.loads((tmp_path / "cloudsimfs-default.secret").read_text())
+    assert kept == {"key": limited_box.key, "cloudsimfs-address": limited_box.url}
+    runs = ("runs", "--profile", "default", "--cache-dir", tmp_path / "cache")
+    assert cloudsimfs(*runs, env=env).returncode == 0
+    assert f"is for {limited_box.url}" in cloudsimfs(*runs, "--url", "https://evil.example", env=env).stderr
     assert not (tmp_path / "c/cloudsimfs/default.key").exists()
     assert "the system keyring" in cloudsimfs("config", "show", env=env).stdout
     assert "removed" in cloudsimfs("logout", env=env).stdout
@@ -473,7 +494,7 @@ def test_login_asks_and_does_not_show_the_key(limited_box: Sandbox, tmp_path: Pa
     assert terminal.end() == 0, terminal.shown
     assert "accepts the key" in terminal.shown.replace("\r\n", " ")
     assert limited_box.key not in terminal.shown
-    assert (tmp_path / "cloudsimfs/default.key").read_text().strip() == limited_box.key
+    assert json.loads((tmp_path / "cloudsimfs/default.key").read_text())["key"] == limited_box.key
 
 
 def test_interrupting_a_question_is_130(tmp_path: Path) -> None:
