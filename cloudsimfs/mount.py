@@ -209,6 +209,7 @@ def _connect(config: Config, clock: Clock, stop: threading.Event) -> Client:
         calls_per_hour=config.calls_per_hour,
         offline=config.offline,
         key_in_query=config.key_in_query,
+        insecure_http=config.insecure_http,
         clock=clock,
         stop=stop,
     )

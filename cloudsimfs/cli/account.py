@@ -37,7 +37,7 @@ only you can read, or with --keyring into the desktop's keyring.
 
 
 @main.command(epilog=LOGIN_EPILOG)
-@options("url", "api", "key-in-query")
+@options("url", "api", "key-in-query", "insecure-http")
 @click.option("--license", "license_file", type=click.Path(path_type=Path), help="The service's license file.")
 @click.option("--keyring", is_flag=True, help="Store the key in the desktop's keyring.")
 def login(license_file: Path | None, keyring: bool, **given: Any) -> None:
@@ -82,11 +82,11 @@ def _refuse_shadowed(settings: config.Settings) -> None:
 def _url(settings: config.Settings) -> str:
     given = settings.values["url"]
     if given.value is not None and not (given.of_profile and sys.stdin.isatty()):
-        return check_base_url(str(given.value))
+        return check_base_url(str(given.value), insecure_http=settings["insecure-http"])
     if not sys.stdin.isatty():
         raise ConfigError("no service address: give --url URL")
     asked = click.prompt("Service address (https://...)", default=given.value, err=True)
-    return check_base_url(str(asked))
+    return check_base_url(str(asked), insecure_http=settings["insecure-http"])
 
 
 def _ask_for_key(url: str) -> Credentials:
@@ -102,7 +102,8 @@ def _ask_for_key(url: str) -> Credentials:
 def _check(settings: config.Settings, url: str, key: str) -> None:
     """Make one call that changes nothing: in v1, which every account may use, unless v2 was asked for."""
     api: config.Api = "v2" if settings["api"] == "v2" else "v1"
-    with connect(base_url=url, key=key, api=api, key_in_query=settings["key-in-query"]) as client:
+    carried = {"key_in_query": settings["key-in-query"], "insecure_http": settings["insecure-http"]}
+    with connect(base_url=url, key=key, api=api, **carried) as client:
         try:
             client.cpu_values()
         except KeyRefused as error:

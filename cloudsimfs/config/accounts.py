@@ -30,6 +30,7 @@ class Account:
     key_source: str
     api: Api
     key_in_query: bool
+    insecure_http: bool
     calls_per_hour: int | None
     directory: Path
 
@@ -43,6 +44,7 @@ class Account:
             api=self.api,
             calls_per_hour=self.calls_per_hour,
             key_in_query=self.key_in_query,
+            insecure_http=self.insecure_http,
             offline=offline,
             clock=clock,
             stop=stop,
@@ -54,7 +56,7 @@ def account(settings: Settings) -> Account:
     url, login = settings["url"], f"cloudsimfs login{profiles.option(settings.profile)}"
     if url is None:
         raise ConfigError(f"no service address: give --url URL, set CLOUDSIMFS_URL, or run `{login}` once")
-    url = check_base_url(url)
+    url = check_base_url(url, insecure_http=settings["insecure-http"])
     named = settings.values["key-file"]
     key = keys.find(settings.profile, named.value, of_profile=named.of_profile)
     if key is None:
@@ -70,6 +72,7 @@ def account(settings: Settings) -> Account:
         key_source=key.where,
         api=settings["api"],
         key_in_query=settings["key-in-query"],
+        insecure_http=settings["insecure-http"],
         calls_per_hour=settings["calls-per-hour"],
         directory=account_dir(settings["cache-dir"], url, key.credentials.key),
     )

@@ -33,6 +33,7 @@ class Config:
     fsync: str = default("fsync")
     offline: bool = False
     key_in_query: bool = False
+    insecure_http: bool = False
     read_only: bool = False
     allow_other: bool = False
     uid: int = 0

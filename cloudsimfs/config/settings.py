@@ -156,6 +156,7 @@ _ROWS = (
         "the key that `cloudsimfs login` stored",
     ),
     Setting("key-in-query", FLAG, "false", "v1 only: send the key in the query, for proxies that drop its header."),
+    Setting("insecure-http", FLAG, "false", "Send the key unencrypted to an http:// address of another machine."),
     Setting("calls-per-hour", COUNT, None, "At most this many API calls an hour.", "the account's own limit"),
     Setting("mountpoint", DIRECTORY, None, "Where to mount when no MOUNTPOINT is given."),
     Setting("cache-dir", DIRECTORY, None, "Where file contents and the journal are kept.", "~/.cache/cloudsimfs"),
@@ -184,7 +185,7 @@ def default(name: str) -> Any:
     return None if row.default is None else row.kind.parse(row.default)
 
 
-ACCOUNT = ("url", "api", "key-file", "key-in-query", "calls-per-hour", "cache-dir")
+ACCOUNT = ("url", "api", "key-file", "key-in-query", "insecure-http", "calls-per-hour", "cache-dir")
 """The settings of a command that talks to the service without a mount."""
 
 DIRECT = tuple(name for name in SETTINGS if name not in ("mountpoint", "options"))

@@ -50,6 +50,7 @@ def connect(
     retry: Retry | None = None,
     calls_per_hour: int | None = None,
     key_in_query: bool = False,
+    insecure_http: bool = False,
     offline: bool = False,
     clock: Clock | None = None,
     stop: threading.Event | None = None,
@@ -57,12 +58,13 @@ def connect(
     """A client of the service at `base_url`. Makes no call: with `auto`, the first verb finds out the version.
 
     `calls_per_hour` limits the calls even if the service reports a higher limit or none. `key_in_query` sends the key
-    as v1's query parameter (docs/service.md, "Authentication"). Setting `stop` ends waits and transfers: Cancelled.
+    as v1's query parameter (docs/service.md, "Authentication"). Without `insecure_http`, an address without https has
+    to be this machine's. Setting `stop` ends waits and transfers: Cancelled.
     With `offline`, every call raises Unreachable and none is sent. Raises ConfigError.
     """
     check_key(key, "API key")
     register_secret(key)
-    endpoint = Endpoint(check_base_url(base_url), key, key_in_query, offline)
+    endpoint = Endpoint(check_base_url(base_url, insecure_http=insecure_http), key, key_in_query, offline)
     clock = clock or SystemClock()
     stop = stop or threading.Event()
     timeouts = timeouts or Timeouts()

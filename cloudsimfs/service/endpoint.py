@@ -6,6 +6,7 @@ The key is for the API's own origin only: `is_same_origin` says whether a redire
 from __future__ import annotations
 
 import functools
+import ipaddress
 import logging
 import re
 from dataclasses import dataclass, field
@@ -26,8 +27,11 @@ def _origin(url: str) -> tuple[str, str, int | None]:
     return parts.scheme, (parts.hostname or "").lower(), parts.port or default
 
 
-def check_base_url(base_url: str) -> str:
-    """`base_url` without a trailing slash, or the `/api/v1` that many paste with it. Raises ConfigError."""
+def check_base_url(base_url: str, *, insecure_http: bool = False) -> str:
+    """`base_url` without a trailing slash, or the `/api/v1` that many paste with it. Raises ConfigError.
+
+    `insecure_http`: the key may go unencrypted to another machine.
+    """
     try:
         parts = urlsplit(base_url.strip())
         scheme, host, _ = _origin(base_url.strip())
@@ -37,9 +41,23 @@ def check_base_url(base_url: str) -> str:
         raise ConfigError("base URL: it may hold no user, query or fragment")
     if scheme not in ("http", "https") or not host:
         raise ConfigError(f"base URL {base_url!r}: it should look like https://host.example")
-    if scheme == "http" and host not in ("localhost", "::1") and not host.startswith("127."):
+    if scheme == "http" and not _is_loopback(host):
+        if not insecure_http:
+            raise ConfigError(
+                f"base URL {base_url}: without https, everybody on the way can read the key; use https, or, in a "
+                "network that you trust, say --insecure-http"
+            )
         _warn_unencrypted(base_url)
     return _VERSIONED.sub("", base_url.strip().rstrip("/"))
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 @functools.cache

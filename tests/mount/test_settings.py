@@ -97,6 +97,7 @@ def test_what_holds_where_nothing_is_set(home: Path) -> None:
     assert {name: found[name] for name in SETTINGS if found[name] is not None} == {
         "api": "auto",
         "key-in-query": False,
+        "insecure-http": False,
         "cache-size": 20 << 30,
         "ttl": 60.0,
         "run-ttl": 15.0,

@@ -562,6 +562,18 @@ def test_bad_base_urls(url: str) -> None:
         connect(base_url=url, key="abcdefgh")
 
 
+@pytest.mark.parametrize("host", ["sim.example", "127.evil.example", "10.0.0.1", "localhost.example"])
+def test_no_key_goes_unencrypted_to_another_machine_unasked(host: str) -> None:
+    with pytest.raises(ConfigError, match="say --insecure-http"):
+        connect(base_url=f"http://{host}", key="abcdefgh")
+    connect(base_url=f"http://{host}", key="abcdefgh", insecure_http=True).close()
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.1.2.3:8765", "[::1]:8765"])
+def test_this_machine_needs_no_encryption(host: str) -> None:
+    connect(base_url=f"http://{host}", key="abcdefgh").close()
+
+
 @pytest.mark.parametrize("key", ["", "two words", "two\nlines", "schlüssel"])
 def test_bad_keys(key: str) -> None:
     with pytest.raises(ConfigError):

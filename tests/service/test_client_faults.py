@@ -250,7 +250,7 @@ def proxy(monkeypatch: pytest.MonkeyPatch, answer: bytes) -> Iterator[bytearray]
 def test_a_launch_lost_behind_a_proxy_is_unresolved(monkeypatch: pytest.MonkeyPatch) -> None:
     with (
         proxy(monkeypatch, b"") as received,
-        connect(base_url="http://sim.example", key="k" * 16, api="v1") as client,
+        connect(base_url="http://sim.example", key="k" * 16, api="v1", insecure_http=True) as client,
         pytest.raises(LaunchUnresolved),
     ):
         client.launch(RUN)
