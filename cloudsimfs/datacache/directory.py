@@ -13,6 +13,7 @@ The directory is 0700, its files 0600. Threading: none of its own.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from cloudsimfs.datacache.state import ContentState
 from cloudsimfs.errors import ConfigError, MountError
 from cloudsimfs.host.disk import disk_usage
 from cloudsimfs.host.files import is_locked, lock_file, make_private
+from cloudsimfs.host.trust import seclude
 from cloudsimfs.prefetch.ranges import RangeSet
 
 LOCAL = "local"
@@ -33,11 +35,19 @@ BACKING_NAME = re.compile(r"[0-9a-f]{24}")
 
 
 def make_directory(directory: Path) -> None:
-    """Create the cache directory. Raises ConfigError if that fails."""
+    """Create the cache directory. Raises ConfigError if that fails, or if others can write there or above."""
     try:
         make_private(directory)
     except OSError as error:
         raise ConfigError(f"{directory}: the cache directory cannot be made: {error.strerror}") from None
+    try:
+        seclude(directory)
+        if os.path.lexists(directory / "data"):
+            seclude(directory / "data")
+    except PermissionError as error:
+        raise ConfigError(f"the cache directory is no safe place: {error}") from None
+    except FileNotFoundError:
+        pass  # another process has just removed it; who opens it tries again
 
 
 def with_log(data: Path, state: ContentState) -> tuple[ContentState, Record | None]:

@@ -195,7 +195,7 @@ def unclaimed(data: Path, named: Collection[str]) -> Iterator[str]:
     `named` are those that rows name. Left out are files known to be a version's cache, unwanted, or empty.
     """
     with os.scandir(data) as files:
-        names = {file.name for file in files}
+        names = {file.name for file in files if file.is_file(follow_symlinks=False)}
     logs: dict[str, set[str]] = {}
     for name in names:
         backing, _, key = name.partition(".")

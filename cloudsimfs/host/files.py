@@ -25,8 +25,8 @@ def make_private(directory: Path) -> None:
 
 
 def open_private(path: Path, flags: int) -> int:
-    """A descriptor of the file, which is made (0600) if it is not there. Not inherited by programs."""
-    return os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    """A descriptor of the file, which is made (0600) if it is not there, and may not be a link. Not inherited."""
+    return os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
 def open_new(path: Path, *, place: int | None = None) -> int:
@@ -105,7 +105,7 @@ def lock_file(path: Path, *, wait: bool = False) -> int:
 def is_locked(path: Path) -> bool:
     """Whether somebody holds the lock file for himself now."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
     try:

@@ -17,7 +17,7 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 from cloudsimfs.errors import ConfigError
-from cloudsimfs.host.files import make_private, open_private
+from cloudsimfs.host.files import make_private
 from cloudsimfs.redact import RedactingFilter, RedactingFormatter, redact
 
 LOG_SIZE = 5 << 20  # bytes of one log file
@@ -58,7 +58,8 @@ class _PrivateFile(RotatingFileHandler):
     """Files made by a rotation are the user's alone, too."""
 
     def _open(self) -> TextIOWrapper:
-        fd = open_private(Path(self.baseFilename), os.O_APPEND | os.O_WRONLY)
+        flags = os.O_APPEND | os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
+        fd = os.open(self.baseFilename, flags, 0o600)  # the user may have named a link, as /dev/stderr
         return open(fd, "a", encoding=self.encoding)  # the handler closes it
 
 

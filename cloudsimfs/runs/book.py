@@ -18,6 +18,7 @@ from pathlib import Path
 
 from cloudsimfs.errors import MountError
 from cloudsimfs.host.files import lock_file, make_private
+from cloudsimfs.host.trust import seclude
 from cloudsimfs.journal.database import Database
 from cloudsimfs.journal.journal import Journal
 from cloudsimfs.journal.rows import LaunchRow
@@ -141,9 +142,10 @@ class LaunchBook:
     def _make(self) -> None:
         try:
             make_private(self._directory)
+            seclude(self._directory)
         except OSError as error:
             raise MountError(
-                f"{self._directory}: launches are recorded there, and it cannot be made ({error.strerror}): "
+                f"{self._directory}: launches are recorded there, and it cannot be made ({error.strerror or error}): "
                 "nothing is launched; set XDG_STATE_HOME to a directory of yours"
             ) from None
 

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 _MAX_INTEGER = 2**63 - 1
 _EXCERPT_LENGTH = 200  # characters of a strange reply that an error shows
-_EXCERPT_SOURCE = 8192  # characters of it that are redacted before it is cut: a secret may straddle the cut
+_EXCERPT_SOURCE = 64 << 10  # characters of it that are redacted before it is cut: a secret may straddle the cut
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 CHILD_MEMBERS = ("children", "files", "content", "list")

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from cloudsimfs import paths
 from cloudsimfs.datacache.directory import is_backing_name, is_mounted, missing_bytes, size_of
+from cloudsimfs.errors import MountError
 from cloudsimfs.host.disk import copy_file
 from cloudsimfs.host.files import open_below, open_new
 from cloudsimfs.journal.readonly import read_drafts, read_files, read_misfit, read_named
@@ -81,6 +82,9 @@ def find_drafts(directory: Path) -> list[Draft]:
     listed += [draft_of(row, data) for _, row in find_newer(data, files)]
     if not mounted and data.is_dir():
         listed += [draft_of(row, data) for row in find(data, read_named(journal) if fits else ())]
+    for draft in listed:
+        if not is_sound(draft, directory):
+            raise MountError(f"{directory}: {draft.file!r} as {draft.path!r} cannot be of a mount: nothing is done")
     return [draft for draft in listed if not is_local_name(paths.name(draft.path))]
 
 

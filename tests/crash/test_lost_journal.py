@@ -502,16 +502,16 @@ def churn(m: Mounted) -> None:
 
 
 def test_a_directory_that_cannot_be_written_is_refused(box: Sandbox, mount: MountFactory, tmp_path: Path) -> None:
-    """As on a disk that has become read-only: a link to where nobody can make a file stands for it."""
+    """As on a disk that has become read-only: a folder in the place of the lock file stands for it."""
     m, closed = lost(box, mount, lambda _: None)
     place = directory_of(m)
     os.rename(place, tmp_path / "there")
-    place.symlink_to("/sys/kernel", target_is_directory=True)
+    (place / "lock").mkdir(parents=True, mode=0o700)
     done = m.try_start()
     assert done.returncode == 1
     assert "Traceback" not in done.stderr + m.log()
     assert str(place) in done.stderr
-    place.unlink()
+    shutil.rmtree(place)
     os.rename(tmp_path / "there", place)
     m.option(write_back=0.1)
     m.start()
