@@ -16,7 +16,7 @@ from cloudsimfs.host.files import open_private
 
 @main.command()
 @click.option("--host", default="127.0.0.1")
-@click.option("--port", default=8765)
+@click.option("--port", default=8765, type=click.IntRange(0, 65535))
 @click.option("--key-file", type=click.Path(path_type=Path), help="Write the API key into this file.")
 @click.option("--calls-per-hour", default=500, help="The account's limit; 0 for none.")
 @click.option(
@@ -34,6 +34,12 @@ def sandbox(host: str, port: int, key_file: Path | None, calls_per_hour: int, da
             key_file.unlink(missing_ok=True)
             with open(open_private(key_file, os.O_EXCL | os.O_WRONLY), "w") as file:
                 file.write(box.key + "\n")
+        if host not in ("localhost", "::1") and not host.startswith("127."):
+            click.echo(
+                f"warning: {host} is not loopback: others may reach the sandbox, start runs on this machine with its "
+                "key, and read the key on its way, since it is not encrypted",
+                err=True,
+            )
         click.echo(f"the sandbox listens at {box.url}" + (f", key in {key_file}" if key_file else ""))
 
     serve_forever(

@@ -24,6 +24,10 @@ class Refusal(Exception):
         self.headers = dict(headers or {})
 
 
+NUMBER = r"\d{1,18}"
+"""A number in a path, as a regular expression. Longer ones are of no call: Python refuses those of 4,300 digits."""
+
+
 @dataclass(frozen=True, slots=True)
 class Redirect:
     """The answer is a redirect to `url`."""

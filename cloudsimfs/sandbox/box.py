@@ -7,6 +7,7 @@ Must never leave anything behind after `close()`: no thread, process, socket or 
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import shutil
 import signal
@@ -59,6 +60,7 @@ class Sandbox:
         self.faults = Faults()
         self.calls = CallLog()
         self.key_leaks: list[str] = []
+        self._host = host
         self._socket = _listen(host, port)
         self.url = f"http://{host}:{self._socket.getsockname()[1]}"
         self._closed = False
@@ -204,6 +206,7 @@ class Sandbox:
     async def _start(self) -> web.AppRunner:
         shared = (self._store, self._links, self._runs, self.clock, self.settings)
         server = Server(
+            host=self._host,
             keys=self.keys,
             store=self._store,
             objects=Objects(self._store, self._links, self.clock, self.settings),
@@ -243,6 +246,7 @@ def serve_forever(
     def end(_number: int, _frame: FrameType | None) -> None:
         ended.set()
 
+    os.umask(0o077)  # what is stored, and what runs make of it, is the user's alone
     before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         with Sandbox(key=key, port=port, host=host, data_dir=data_dir, settings=settings) as box:

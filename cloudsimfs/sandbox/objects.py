@@ -29,7 +29,7 @@ from cloudsimfs.sandbox.store import Store, Visible
 from cloudsimfs.sandbox.wire import Reply, xml_reply
 
 UPLOAD_TYPE = "application/octet-stream"  # docs/service.md, "URLs"
-_RANGE = re.compile(r"bytes=(\d*)-(\d*)$")
+_RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})$")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,11 @@ version, nor an API key at a signed URL in silence: such a request is noted in `
 
 from __future__ import annotations
 
+import ipaddress
 import json
+import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from email.utils import formatdate
 from functools import partial
 from typing import Any
@@ -19,7 +21,7 @@ from cloudsimfs import paths
 from cloudsimfs.sandbox import faults as fault_module
 from cloudsimfs.sandbox import odd, wire
 from cloudsimfs.sandbox.answers import Answers
-from cloudsimfs.sandbox.api import ApiRequest, Limits, Redirect, Refusal, Route
+from cloudsimfs.sandbox.api import NUMBER, ApiRequest, Limits, Redirect, Refusal, Route
 from cloudsimfs.sandbox.faults import ActiveFaults, Faults
 from cloudsimfs.sandbox.log import Call, CallLog
 from cloudsimfs.sandbox.objects import Objects
@@ -30,6 +32,7 @@ from cloudsimfs.sandbox.wire import Dropped, Reply, json_reply
 _MAX_BODY = 64 * 1024 * 1024  # bytes of an API request; a direct upload that is too large is read, then refused
 _UNKNOWN = Route("*", "", "unknown", lambda _: None)
 _TECHNICAL = "A technical problem has occurred, try again later."  # docs/service.md, "Envelopes"
+_Handler = Callable[[web.Request], Awaitable[web.Response]]
 _OBJECT_OPERATIONS = {"GET": "object-get", "HEAD": "object-head", "PUT": "object-put"}
 
 
@@ -39,6 +42,7 @@ class Server:
     def __init__(
         self,
         *,
+        host: str,
         keys: set[str],
         store: Store,
         objects: Objects,
@@ -49,6 +53,7 @@ class Server:
         key_leaks: list[str],
         routes: Mapping[int, list[Route]],
     ) -> None:
+        self._host = host
         self._keys = keys
         self._store = store
         self._objects = objects
@@ -67,12 +72,16 @@ class Server:
                 add(route.method, f"/api/v{version}{route.path}", handler)
             add("*", f"/api/v{version}/{{tail:.*}}", partial(self._api, version, _UNKNOWN))
         add("*", "/objects/{token}", self._object)
-        add("GET", "/sandbox/calls", self._show_calls)
-        add("DELETE", "/sandbox/calls", self._reset_calls)
-        add("GET", "/sandbox/faults", self._show_faults)
-        add("POST", "/sandbox/faults", self._add_fault)
-        add("DELETE", "/sandbox/faults", self._clear_faults)
-        add("DELETE", r"/sandbox/faults/{id:\d+}", self._clear_faults)
+        own: list[tuple[str, str, _Handler]] = [
+            ("GET", "calls", self._show_calls),
+            ("DELETE", "calls", self._reset_calls),
+            ("GET", "faults", self._show_faults),
+            ("POST", "faults", self._add_fault),
+            ("DELETE", "faults", self._clear_faults),
+            ("DELETE", rf"faults/{{id:{NUMBER}}}", self._clear_faults),
+        ]
+        for method, path, act in own:
+            add(method, f"/sandbox/{path}", partial(self._own_call, act))
 
     # -- API calls ----------------------------------------------------------------------------------
 
@@ -128,7 +137,7 @@ class Server:
             given = request.headers.get("api-key") or request.query.get("api_key", "")
         else:
             given = request.headers.get("X-API-key", "")
-        if not any(secrets.compare_digest(given.encode(), key.encode()) for key in tuple(self._keys)):
+        if not self._is_key(given):
             raise Refusal(401, "Unauthorized.")
         if version == 2 and not self._settings.v2_enabled:
             raise Refusal(403, "User not enabled.")
@@ -187,6 +196,36 @@ class Server:
             raise Dropped from None
 
     # -- the sandbox's own calls --------------------------------------------------------------------
+
+    async def _own_call(self, act: _Handler, request: web.Request) -> web.Response:
+        """Act for who has the key. No page in a browser may ask, not even through a name that leads here."""
+        given = request.headers.get("X-API-key", "")
+        host, origin = request.host, request.headers.get("Origin")
+        if not self._is_known(host.rpartition(":")[0] if re.search(r":\d+$", host) else host):
+            return web.json_response({"message": "another host is meant"}, status=403)
+        if origin is not None and origin != f"http://{host}":
+            return web.json_response({"message": "not from a page of another site"}, status=403)
+        if not self._is_key(given):
+            return web.json_response({"message": "the header X-API-key has to have the key"}, status=401)
+        if request.method == "POST" and request.content_type != "application/json":
+            return web.json_response({"message": "the Content-Type has to be application/json"}, status=415)
+        return await act(request)
+
+    def _is_known(self, host: str) -> bool:
+        """Whether a host is this one: by its address, or by the name it listens at."""
+        if host in ("localhost", self._host):
+            return True
+        try:
+            ipaddress.ip_address(host.strip("[]"))
+        except ValueError:
+            return False
+        return True
+
+    def _is_key(self, given: str) -> bool:
+        return any(
+            secrets.compare_digest(given.encode("utf-8", "surrogateescape"), key.encode())
+            for key in tuple(self._keys)
+        )
 
     async def _show_calls(self, _: web.Request) -> web.Response:
         return web.json_response(self._calls.as_json())

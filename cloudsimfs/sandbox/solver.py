@@ -14,6 +14,7 @@ from __future__ import annotations
 import array
 import configparser
 import math
+import resource
 import signal
 import sys
 import time
@@ -26,6 +27,9 @@ from types import FrameType
 from cloudsimfs.sandbox import plot
 
 CASE_FILE = "heat.ini"
+MOST_POINTS = 1_000_000  # of a grid: about 100 bytes each
+MOST_MEMORY = 1 << 30  # bytes of address space
+_MOST = 1e15  # of any number in a case
 SYNCED = "sync: results written"  # start of the log line after a SIGQUIT
 SIGNALS = (signal.SIGTSTP, signal.SIGQUIT)
 _SIGNAL_INTERVAL = 0.02  # seconds until a signal is noticed during `delay`
@@ -159,7 +163,7 @@ def vtk(case: Case, field: Sequence[Sequence[float]], step: int) -> bytes:
 
 def read_case(path: Path) -> Case:
     """Read and check `heat.ini`. Raises BadCase."""
-    parser = configparser.ConfigParser(inline_comment_prefixes=("#", ";"))
+    parser = configparser.ConfigParser(interpolation=None, inline_comment_prefixes=("#", ";"))
     try:
         parser.read_string(path.read_text(encoding="utf-8"), source=path.name)
     except FileNotFoundError:
@@ -170,6 +174,10 @@ def read_case(path: Path) -> Case:
     number, tiny = partial(_number, parser), 1e-12
     sides = {name: number("boundary", name, 0.0) for name in ("left", "right", "top", "bottom")}
     nx, ny = int(number("grid", "nx", 3)), int(number("grid", "ny", 3))
+    if nx * ny > MOST_POINTS:
+        raise BadCase(
+            f"{path.name}: [grid]: {nx} x {ny} points are too many: at most {MOST_POINTS} are computed here"
+        )
     width, height = number("grid", "width", tiny, 1.0), number("grid", "height", tiny, 1.0)
     heat = number("material", "density", tiny) * number("material", "heat_capacity", tiny)
     diffusivity = number("material", "conductivity", tiny) / heat
@@ -204,9 +212,9 @@ def _number(
     try:
         value = float(text)
     except ValueError:
-        raise BadCase(f"{CASE_FILE}: [{section}] {name}: {text!r} is not a number") from None
-    if not low <= value <= 1e15:
-        raise BadCase(f"{CASE_FILE}: [{section}] {name}: {text} must be at least {low:g}")
+        raise BadCase(f"{CASE_FILE}: [{section}] {name}: {text[:40]!r} is not a number") from None
+    if not low <= value <= _MOST:
+        raise BadCase(f"{CASE_FILE}: [{section}] {name}: {text[:40]} must be at least {low:g}, and at most {_MOST:g}")
     return value
 
 
@@ -215,6 +223,7 @@ def say(line: str) -> None:
 
 
 def main() -> int:
+    resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
     try:
         case = read_case(Path(CASE_FILE))
     except BadCase as error:
@@ -226,7 +235,11 @@ def main() -> int:
     # The sandbox starts this process with them blocked: one sent during start-up arrives now.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     say(f"heat2d: {case.material}, {case.nx} x {case.ny} points, {case.steps} steps of {case.step_size:.4g} s")
-    solver.run()
+    try:
+        solver.run()
+    except MemoryError:
+        say(f"error: the case needs more memory than a run has here, {MOST_MEMORY >> 20} MiB")
+        return 1
     return 0
 
 

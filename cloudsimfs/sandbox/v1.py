@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cloudsimfs.sandbox.api import ApiRequest, Redirect, Refusal, Route
+from cloudsimfs.sandbox.api import NUMBER, ApiRequest, Redirect, Refusal, Route
 from cloudsimfs.sandbox.objects import Links
 from cloudsimfs.sandbox.run import V2_ONLY
 from cloudsimfs.sandbox.runs import Runs
@@ -27,7 +27,7 @@ class V1:
         self._settings = settings
 
     def routes(self) -> list[Route]:
-        entry, run = r"/storage/{id:\d+}", r"/simulation/{id:\d+}"
+        entry, run = f"/storage/{{id:{NUMBER}}}", f"/simulation/{{id:{NUMBER}}}"
         return [
             Route("GET", "/simulation", "simulations", self._simulations),
             Route("POST", "/simulation", "launch", self._launch),

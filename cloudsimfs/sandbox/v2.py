@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cloudsimfs.sandbox.api import ApiRequest, Refusal, Route
+from cloudsimfs.sandbox.api import NUMBER, ApiRequest, Refusal, Route
 from cloudsimfs.sandbox.objects import Links
 from cloudsimfs.sandbox.run import SHORT_LACKS
 from cloudsimfs.sandbox.runs import Runs
@@ -32,7 +32,7 @@ class V2:
         self._settings = settings
 
     def routes(self) -> list[Route]:
-        order, page, entry_id = r"{field}/{order:asc|desc}", r"{page:\d+}", r"{id:\d+}"
+        order, page, entry_id = r"{field}/{order:asc|desc}", f"{{page:{NUMBER}}}", f"{{id:{NUMBER}}}"
         return [
             Route("GET", f"/storage/index/{order}/{page}", "list", self._index),
             Route("GET", rf"/storage/index/{order}/parent_id/{entry_id}/{page}", "list", self._index),

@@ -275,7 +275,7 @@ def test_calls_are_logged_under_shared_names(box: Sandbox) -> None:
     assert box.calls.api_count() == 2
     put = box.calls.entries("object-put")[1]
     assert (put.subject, put.bytes, put.status, put.version) == ("d/a", 4, 200, 0)
-    shown = requests.get(f"{box.url}/sandbox/calls", timeout=10).json()
+    shown = requests.get(f"{box.url}/sandbox/calls", headers={"X-API-key": box.key}, timeout=10).json()
     assert shown["counts"] == {"upload-url": 2, "object-put": 2}
     assert "signature" not in str(shown)
     box.calls.reset()

@@ -292,14 +292,51 @@ def test_odd_objects(box: Sandbox) -> None:
 def test_faults_over_http(box: Sandbox) -> None:
     url = f"{box.url}/sandbox/faults"
     wanted = {"operation": "list-all", "kind": "status", "status": 418, "times": 1}
-    made = requests.post(url, json=wanted, timeout=10).json()
-    assert call(box).status_code == 418
-    (shown,) = requests.get(url, timeout=10).json()
-    assert (shown["id"], shown["fired"]) == (made["id"], 1)
-    assert requests.delete(f"{url}/{made['id']}", timeout=10).status_code == 200
-    assert requests.get(url, timeout=10).json() == []
-    for bad in ({"operation": "x"}, {"operation": "x", "kind": "y"}, {**wanted, "colour": 1}, [1]):
-        assert requests.post(url, json=bad, timeout=10).status_code == 400
+    with requests.Session() as session:
+        session.headers["X-API-key"] = box.key
+        made = session.post(url, json=wanted, timeout=10).json()
+        assert call(box).status_code == 418
+        (shown,) = session.get(url, timeout=10).json()
+        assert (shown["id"], shown["fired"]) == (made["id"], 1)
+        assert session.delete(f"{url}/{made['id']}", timeout=10).status_code == 200
+        assert session.get(url, timeout=10).json() == []
+        for bad in ({"operation": "x"}, {"operation": "x", "kind": "y"}, {**wanted, "colour": 1}, [1]):
+            assert session.post(url, json=bad, timeout=10).status_code == 400
+
+
+WANTED = '{"operation": "*", "kind": "status", "status": 503}'
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"X-API-key": ""}, 401),
+        ({"X-API-key": "a-wrong-key"}, 401),
+        ({"Content-Type": "text/plain"}, 415),  # what a page in a browser may send to any site
+        ({"Origin": "https://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Host": "evil.example"}, 403),
+        ({"Host": "evil.example:{port}", "Origin": "http://evil.example:{port}"}, 403),
+        ({"Host": "localhost:{port}", "Origin": "http://localhost:{port}"}, 200),
+        ({}, 200),
+    ],
+)
+def test_faults_are_only_set_by_who_has_the_key(box: Sandbox, headers: dict[str, str], status: int) -> None:
+    port = box.url.rpartition(":")[2]
+    sent = {"X-API-key": box.key, "Content-Type": "application/json"}
+    sent |= {name: value.replace("{port}", port) for name, value in headers.items()}
+    assert requests.post(f"{box.url}/sandbox/faults", WANTED, headers=sent, timeout=10).status_code == status
+    assert len(box.faults.active()) == (status == 200)
+
+
+@pytest.mark.parametrize(
+    "path", ["/api/v1/storage/{n}", "/api/v1/storage/{n}/list", "/api/v2/simulation/view/{n}", "/sandbox/faults/{n}"]
+)
+def test_a_number_of_thousands_of_digits_is_of_no_call(box: Sandbox, path: str) -> None:
+    headers = {"api-key": box.key, "X-API-key": box.key}
+    method = "DELETE" if "faults" in path else "GET"
+    reply = requests.request(method, box.url + path.replace("{n}", "9" * 5000), headers=headers, timeout=10)
+    assert reply.status_code == 404
 
 
 @pytest.mark.parametrize("values", [{"kind": "odd", "variation": "size-strnig"}, {"kind": "slow"}])

@@ -7,6 +7,7 @@ import io
 import itertools
 import os
 import re
+import resource
 import struct
 import subprocess
 import sys
@@ -20,10 +21,11 @@ import pytest
 import requests
 
 import cloudsimfs.sandbox
+import harness
 from cloudsimfs.sandbox import CASES, Sandbox, Settings
 from cloudsimfs.sandbox.plot import residual_plot
-from cloudsimfs.sandbox.solver import BadCase, Case, Solver, read_case, vtk
-from harness import patient, wait_until
+from cloudsimfs.sandbox.solver import MOST_MEMORY, BadCase, Case, Solver, read_case, vtk
+from harness import client_environment, patient, wait_until
 from rawapi import send
 
 CASE = CASES / "heated-plate"
@@ -336,3 +338,79 @@ def test_the_solver_imports_no_third_party_module() -> None:
         check=True,
     )
     assert done.stdout == b"[]\n"
+
+
+# -- what a run may take ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("section", "values", "said"),
+    [
+        ("grid", {"nx": "60000", "ny": "60000"}, "60000 x 60000 points are too many"),
+        ("grid", {"nx": "9" * 5000}, "at most 1e\\+15"),
+        ("time", {"steps": "9" * 5000}, "at most 1e\\+15"),
+        ("material", {"name": "100 %"}, ""),
+    ],
+)
+def test_a_case_is_bounded(tmp_path: Path, section: str, values: dict[str, str], said: str) -> None:
+    parser = configparser.ConfigParser(interpolation=None, inline_comment_prefixes=("#", ";"))
+    parser.read_string(case_file().decode())
+    parser[section].update(values)
+    with open(tmp_path / "heat.ini", "w") as file:
+        parser.write(file)
+    if not said:
+        assert read_case(tmp_path / "heat.ini").material == "100 %"
+        return
+    with pytest.raises(BadCase, match=said) as caught:
+        read_case(tmp_path / "heat.ini")
+    assert len(str(caught.value)) < 200
+
+
+def test_a_run_has_a_memory_limit(box: Sandbox) -> None:
+    box.populate({"case/heat.ini": case_file(steps=1000, delay=0.5)})
+    run_id = box.launch("case")
+    wait_until(lambda: "step 1/" in box.run(run_id)["output"], "the first step")
+    assert resource.prlimit(box.run(run_id)["pid"], resource.RLIMIT_AS) == (MOST_MEMORY, MOST_MEMORY)
+    box.stop(run_id)
+
+
+# -- the command -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("port", ["99999", "-1", "x"])
+def test_a_port_that_is_none_is_said(port: str) -> None:
+    done = harness.cloudsimfs("sandbox", "--port", port)
+    assert done.returncode == 2
+    assert done.stderr.startswith("Error: Invalid value for '--port': ")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(("host", "is_warned"), [("0.0.0.0", True), ("127.0.0.1", False)])
+def test_the_command_keeps_its_files_private_and_warns(tmp_path: Path, host: str, is_warned: bool) -> None:
+    key, data = tmp_path / "key", tmp_path / "data"
+    command = [sys.executable, "-m", "cloudsimfs", "sandbox", "--host", host, "--port", "0"]
+    with subprocess.Popen(
+        ["sh", "-c", 'umask 0; exec "$@"', "sh", *command, "--key-file", str(key), "--data-dir", str(data)],
+        env=client_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        try:
+            url = process.stdout.readline().partition("listens at ")[2].partition(",")[0]
+            octets = {"Content-Type": "application/octet-stream"}
+            body = {"data": {"basename": "f", "dirname": "", "contentType": octets["Content-Type"]}}
+            asked = f"{url}/api/v1/storage/upload/url"
+            owner = {"api-key": key.read_text().strip()}
+            link = requests.post(asked, json=body, headers=owner, timeout=10).json()["url"]
+            stored = requests.put(link, b"text" * 100_000, headers=octets, timeout=10)
+            assert stored.status_code == 200, stored.text
+        finally:
+            process.terminate()
+        warned = process.stderr.read()
+    assert warned.startswith("warning: 0.0.0.0 is not loopback") == is_warned, warned
+    found = [each for each in [key, data, *data.rglob("*")] if each.stat().st_mode & 0o077]
+    assert found == []
+    assert any(each.is_file() and each.parent.name == "objects" for each in data.rglob("*"))
