@@ -341,4 +341,4 @@ def _cause(error: BaseException) -> str:
         if isinstance(link, OSError) and link.strerror:
             return redact(link.strerror.lower())
     last = list(_chain(error))[-1]
-    return redact(str(last)[:120]) or type(last).__name__
+    return redact(str(last))[:120] or type(last).__name__
