@@ -241,10 +241,12 @@ class Meeting:
 
     def _rename(self) -> None:
         old, new = self._path(), self._path()
+        if old == new:
+            return  # if others replace it at that very moment, libfuse waits for itself (README, "Limits")
         self._note_shown(old)
         self._note_shown(new)
         moved = [version for version in self.versions if version.path == old and version.must and version.shown]
-        if self._try(["rename", old, new], lambda: os.rename(self.top / old, self.top / new)) and old != new:
+        if self._try(["rename", old, new], lambda: os.rename(self.top / old, self.top / new)):
             self._changed(new)
             self._changed(old)
             self.origins[new] = self.origins.pop(old, old)
