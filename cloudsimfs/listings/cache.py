@@ -65,8 +65,9 @@ class ListingCache:
         self._holds = Holds[str](clock)  # listings that could not be renewed
         self._down_until = NEVER  # monotonic seconds; until then the service counts as unreachable
 
-    def close(self) -> None:
-        self._store.close()
+    def close(self, page_size: int) -> None:
+        """`page_size` is kept for the next mount."""
+        self._store.close(page_size)
 
     # -- looking -----------------------------------------------------------------------------------------
 

@@ -85,18 +85,19 @@ class DCache:
         self._flights = SingleFlight[str, Listing](workers=CONCURRENT_FETCHES, name="listing", clock=clock)
         # monotonic seconds; until then nobody waits for renewals, as one took longer than RENEWAL_GRACE
         self._slow_until = NEVER
+        client.page_size.recall(store.page_size)
 
     def _stretch(self) -> float:
         return self._client.budget.stretch(TTL_STRETCH)
 
     def check(self) -> None:
         """List the root now. Raises what the call raises, where `listing` would serve an old one."""
-        if not self._cache.is_fresh_enough(paths.ROOT, self.known(paths.ROOT) or Listing({}, NEVER)):
+        if not self._is_fresh_enough(paths.ROOT, self.known(paths.ROOT) or Listing({}, NEVER)):
             self._put(paths.ROOT, self._fetch(paths.ROOT, None))
 
     def close(self) -> None:
         self._flights.close()
-        self._cache.close()
+        self._cache.close(self._client.page_size.most)
 
     # -- without a call ------------------------------------------------------------------------------------
 
@@ -149,7 +150,8 @@ class DCache:
         Costs a call only if the last one is older than that, or than EVIDENCE_AGE. None if the directory exists no
         more, or was never listed and that will do, as no `since` is given. Raises the ServiceError of the call.
         """
-        listing, oldest = self.known(path), max(since, self._clock.monotonic() - EVIDENCE_AGE)
+        oldest = max(since, self._clock.monotonic() - EVIDENCE_AGE, self._client.page_size.shrunk_at)
+        listing = self.known(path)
         if listing is not None and listing.asked_at >= oldest:
             return listing
         if listing is None and since == -math.inf:
@@ -169,7 +171,7 @@ class DCache:
         patient = patient or since is not None
         while True:
             known = self._cache.find(path, on_disk=since is None)
-            if known is not None and self._cache.is_fresh_enough(path, known, since):
+            if known is not None and self._is_fresh_enough(path, known, since):
                 return known
             joined = self._join(path, known)
             if joined is None:
@@ -197,6 +199,12 @@ class DCache:
                 if not self._cache.is_outdated(path, landed):
                     return landed
             # its call may have been made too early: look again
+
+    def _is_fresh_enough(self, path: str, known: Listing, since: float | None = None) -> bool:
+        """As `ListingCache.is_fresh_enough`. One from before pages were found to be shorter may lack names."""
+        if known.asked_at < self._client.page_size.shrunk_at and not self._offline:
+            return False
+        return self._cache.is_fresh_enough(path, known, since)
 
     def _comes(self, flight: ListingFlight) -> bool:
         """Wait for a listing; False if the call takes longer than ANSWER_BOUND, whenever this reader has come.
@@ -321,7 +329,7 @@ class DCache:
             missing = [
                 path
                 for path, listing in listings.items()
-                if not listing or not self._cache.is_fresh_enough(path, listing, since)
+                if not listing or not self._is_fresh_enough(path, listing, since)
             ]
             wanted = len(missing) > 1 and not self._offline and self._walks.may_list_everything()
             changed = self._fetch_everything() if wanted else {}
@@ -356,7 +364,7 @@ class DCache:
             return
         for ahead in self._walks.ahead(path, siblings, self._cache.folders(path)):
             known = self._cache.find(ahead)
-            if known is not None and self._cache.is_fresh_enough(ahead, known):
+            if known is not None and self._is_fresh_enough(ahead, known):
                 continue
             match self._join(ahead, known):
                 case flight, True:

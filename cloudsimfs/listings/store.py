@@ -30,6 +30,9 @@ CREATE TABLE IF NOT EXISTS listing (
   asked_at REAL NOT NULL,                  -- wall seconds, from before the call
   entries  BLOB NOT NULL                   -- zlib of a JSON list of [id, name, is_dir, size or null, mtime_ns]
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS learnt (        -- one row at most: of the service
+  page_size INTEGER NOT NULL               -- entries that a page was seen to hold (v2); 0: none was seen
+);
 """
 CLEAN = 1  # the application_id of a database that was closed in order
 WRITE_INTERVAL = 1.0  # seconds
@@ -64,6 +67,8 @@ class ListingStore:
             # After a crash these listings may be older than what we have done since, and what the journal has
             # dropped, relying on a newer listing. They serve only while the service cannot be asked, from now on.
             self._db.execute("UPDATE listing SET asked_at = -9e999 WHERE asked_at > -9e999")
+        row = self._db.execute("SELECT page_size FROM learnt").fetchone()
+        self.page_size: int = row[0] if row else 0  # what the last mount has learnt
         self._wake = threading.Condition()  # protects the two below
         # the listings to write, by directory; None: to be deleted with all below it
         self._pending: dict[str, tuple[float, Mapping[str, Entry]] | None] = {}
@@ -89,14 +94,16 @@ class ListingStore:
         self._writer = threading.Thread(target=self._write_for_ever, name="listings", daemon=True)
         self._writer.start()
 
-    def close(self) -> None:
-        """Write what is pending."""
+    def close(self, page_size: int) -> None:
+        """Write what is pending. `page_size` is kept for the next mount."""
         with self._wake:
             self._closing = True
             self._wake.notify()
         if self._writer is not None:
             self._writer.join()
         with self._lock:
+            self._db.execute("DELETE FROM learnt")
+            self._db.execute("INSERT INTO learnt VALUES (?)", (page_size,))
             self._db.execute(f"PRAGMA application_id={CLEAN}")
             self._db.close()
 

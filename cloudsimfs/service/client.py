@@ -8,7 +8,7 @@ inodes and no caches, keeps no copy of what it read, and never sends a launch tw
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -34,7 +34,7 @@ from cloudsimfs.service.endpoint import Endpoint, check_base_url
 from cloudsimfs.service.folders import Folders
 from cloudsimfs.service.model import Download, Entry, LaunchRequest, Listed, Signal, Simulation, Stored, View
 from cloudsimfs.service.objectstore import Fetched, ObjectStore
-from cloudsimfs.service.paging import all_pages
+from cloudsimfs.service.paging import PageSize, all_pages
 from cloudsimfs.service.retry import Retrier, Retry
 from cloudsimfs.service.transport import HttpTransport
 from cloudsimfs.service.uploads import Uploads
@@ -125,12 +125,25 @@ class Client:
 
     # -- storage: names ---------------------------------------------------------------------------------
 
-    def list_directory(self, entry_id: int, path: str, *, urgency: Urgency = Urgency.NORMAL) -> Listed:
+    def list_directory(
+        self,
+        entry_id: int,
+        path: str,
+        *,
+        urgency: Urgency = Urgency.NORMAL,
+        may_lack: Callable[[Sequence[Entry]], bool] = lambda _: False,
+    ) -> Listed:
         """The entries directly in a folder: `path`, with the id `entry_id` (0: the root).
 
+        `may_lack(entries)` says whether the folder was known to hold names after these, which are all of a page (v2).
         Not complete if a folder of several pages (v2) has changed all the time while they were read.
         """
-        return self._folders.listing(entry_id, path, urgency)
+        return self._folders.listing(entry_id, path, urgency, may_lack)
+
+    @property
+    def page_size(self) -> PageSize:
+        """What is known of v2's pages."""
+        return self._folders.page_size
 
     def list_page(self, entry_id: int, path: str, page: int, *, urgency: Urgency = Urgency.NORMAL) -> list[Entry]:
         """One page (from 1) of a folder, sorted by name. Raises NotOffered in v1, which has no pages."""

@@ -1,4 +1,4 @@
-"""Listings of folders: v1's in one call, v2's in pages.
+"""Listings of folders: v1's in one call, v2's in pages. With `auto`, v1's wherever it is offered: it has no pages.
 
 Thread-safe. Keeps nothing but what `Pager` learns of the service.
 """
@@ -11,7 +11,7 @@ from cloudsimfs.service import entries, parsing, v1, v2
 from cloudsimfs.service.budget import Urgency
 from cloudsimfs.service.caller import ApiCaller
 from cloudsimfs.service.model import Entry, Listed
-from cloudsimfs.service.paging import LISTING_TIME, Order, Page, Pager
+from cloudsimfs.service.paging import LISTING_TIME, MayLack, Order, Page, Pager, PageSize
 from cloudsimfs.service.versions import Versions
 
 
@@ -20,15 +20,22 @@ class Folders:
         self._caller = caller
         self._clock = clock
         self._versions = versions
-        self._pager = Pager()
+        self._pager = Pager(clock)
 
-    def listing(self, entry_id: int, path: str, urgency: Urgency) -> Listed:
+    @property
+    def page_size(self) -> PageSize:
+        return self._pager.size
+
+    def listing(self, entry_id: int, path: str, urgency: Urgency, may_lack: MayLack) -> Listed:
         def without_pages() -> Listed:
             call = v1.list_directory(entry_id)
             return Listed(entries.listing(call, self._caller.call(call, urgency, entries.element(path)), path))
 
         if not self._versions.has_v2("list", urgency):
             return without_pages()
+        whole = self._versions.if_better("list without pages", without_pages)
+        if whole is not None:
+            return whole
         ends = self._clock.monotonic() + LISTING_TIME
 
         def page(order: Order, number: int) -> Page:
@@ -38,11 +45,7 @@ class Folders:
             return self._page(entry_id, path, order, number, urgency)
 
         try:
-            return self._pager.list_folder(
-                "GET /storage/index",
-                page,
-                lambda: self._versions.if_better("list without pages", without_pages),
-            )
+            return self._pager.list_folder(entry_id, page, may_lack)
         except (NotOffered, NoSuchEntry) as error:
             return self._versions.fall_back("list", error, without_pages)
 

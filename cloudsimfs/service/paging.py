@@ -3,14 +3,21 @@
 A list that others change while its pages are read can lose a name that was there all the time: a delete on an earlier
 page pulls it over the boundary, from a page that is still to be read to one that was read already. `Pager` shows that
 this has not happened, or says that it may have (docs/architecture.md, invariant 4b).
+
+A folder that fits a page costs one call, once it is known how many entries a page holds (`PageSize`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from cachetools import TTLCache
+
+from cloudsimfs.clock import Clock
 from cloudsimfs.errors import BadReply
 from cloudsimfs.service.answers import MAX_ELEMENTS
 from cloudsimfs.service.model import Entry, Listed, Simulation
@@ -19,7 +26,14 @@ MAX_PAGES = 20_000  # of one list; a service that sends more would never end
 LISTING_TIME = 600.0  # seconds for all pages of a list that somebody waits for
 PASSES = 3  # how often a folder is read whose pages change meanwhile
 
+VERIFIED = 600.0  # seconds for which a length stays known to be no page's
+LOOKING = 60.0  # seconds; a look behind a page of this length will tell: until then others are believed
+LENGTHS = 10_000  # of which something is known
+ROUND = 10  # entries; the lengths of pages are often multiples of this
+
+LABEL = "GET /storage/index"
 Order = Literal["asc", "desc"]
+MayLack = Callable[[Sequence[Entry]], bool]  # whether a folder is known to have had names after these
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,38 +44,101 @@ class Page:
     entries: list[Entry]
 
 
+class PageSize:
+    """How many entries a page holds, learnt from the pages themselves: a page with fewer is the last of its folder.
+
+    The service may change it. Then a full page would be taken for a last one, and names be missing. So a page is
+    looked behind, in spite of what was learnt, if
+
+      * the folder is known to have had further names;
+      * its length is round, or two folders have it: pages may have this length now. Once a folder of that length has
+        proved to be whole, it is believed for VERIFIED seconds;
+      * pages of several lengths were seen that were not the last: nothing is believed then.
+
+    Thread-safe; `_lock` protects all.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._lock = threading.Lock()
+        self._most = 0  # entries that a page was seen to hold
+        self._irregular = False
+        self._shrinks = 0
+        # By length. `_believed`: the one folder that was not looked behind; `_looking`: one is being looked behind.
+        self._believed: TTLCache[int, int] = TTLCache(LENGTHS, VERIFIED, timer=clock.monotonic)
+        self._looking: TTLCache[int, bool] = TTLCache(LENGTHS, LOOKING, timer=clock.monotonic)
+        self._whole: TTLCache[int, bool] = TTLCache(LENGTHS, VERIFIED, timer=clock.monotonic)
+        self._clock = clock
+        # Monotonic seconds: when pages were found to hold fewer entries than was believed until then.
+        self.shrunk_at = -math.inf
+
+    def is_last(self, folder: int, length: int) -> bool:
+        """Whether a first page with so many entries is the only one of a folder (its id)."""
+        with self._lock:
+            if self._irregular or length >= self._most:
+                return False
+            if length in self._whole or length in self._looking:
+                return True
+            if length % ROUND and self._believed.setdefault(length, folder) == folder:
+                return True
+            self._looking[length] = True
+            return False
+
+    def learn(self, full: Sequence[int], last: int) -> None:
+        """Note the lengths of the pages of a complete folder: those in `full` were followed by others."""
+        with self._lock:
+            if not full:
+                self._whole[last] = True
+            elif min(full) < self._most:
+                self.shrunk_at = self._clock.monotonic()
+                for lengths in (self._believed, self._looking, self._whole):
+                    lengths.clear()
+                self._most = 0
+                self._shrinks += 1
+            self._irregular = self._irregular or len(set(full)) > 1 or self._shrinks > 1
+            self._most = max(self._most, last, *full)
+
+    @property
+    def most(self) -> int:
+        """How many entries a page was seen to hold; 0: no page was seen."""
+        with self._lock:
+            return self._most
+
+    def recall(self, most: int) -> None:
+        """Begin with what an earlier mount has learnt."""
+        with self._lock:
+            self._most = max(self._most, most)
+
+
 class Pager:
     """Lists folders in pages. Thread-safe: what it learns of the service changes only what a listing costs."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self.size = PageSize(clock)
         self._mirrored = True  # the service's descending order is the reverse of its ascending one
 
     def list_folder(
-        self,
-        label: str,
-        page: Callable[[Order, int], Page],
-        instead: Callable[[], Listed | None] = lambda: None,
+        self, folder: int, page: Callable[[Order, int], Page], may_lack: MayLack = lambda _: False
     ) -> Listed:
-        """The entries of a folder. Raises BadReply if its pages never end.
+        """The entries of a folder (its id). Raises BadReply if its pages never end.
 
-        `page(order, number)` fetches one page, from 1. `instead` is asked when there are several pages: it returns
-        the answer of a call that has no pages, or None if there is no such call. Without it, a folder that changes in
-        each of PASSES passes is returned as not complete.
+        `page(order, number)` fetches one page, from 1. A folder that changes in each of PASSES passes is returned as
+        not complete.
         """
         found: dict[int, Entry] = {}
         for _ in range(PASSES):
-            listed = self._pass(label, page, instead)
+            listed = self._pass(folder, page, may_lack)
             if listed.complete:
                 return listed
             found.update((entry.id, entry) for entry in listed.entries)
         return Listed(list(found.values()), complete=False)
 
-    def _pass(self, label: str, page: Callable[[Order, int], Page], instead: Callable[[], Listed | None]) -> Listed:
+    def _pass(self, folder: int, page: Callable[[Order, int], Page], may_lack: MayLack) -> Listed:
         """Read all pages once. If complete, every name that was there all the time is in the result.
 
         The proof. The order is fixed, and each page holds all names between its first and its last. Let x be a name
         that was there all the time, and was read nowhere.
 
+          * The page holds fewer entries than pages do (`PageSize`), so there is no other.
           * The first and the last page of the folder share a name e. If x comes after e, the last page had it. If it
             comes before e, the first page had it. So there is no such x, and two calls are enough.
           * Otherwise pages are read on, until one shares a name e with the last page, or is empty. Then all pages
@@ -76,31 +153,37 @@ class Pager:
         An entry that is the same (id, time, size) when it is read again is taken to have been there in between.
         """
         first = page("asc", 1)
-        if not first.sent:
-            return Listed([])
+        if not first.sent or (self.size.is_last(folder, first.sent) and not may_lack(first.entries)):
+            return Listed(first.entries)
         last = page("desc", 1) if self._mirrored else Page(0, [])
         met = _meet(first, last)
-        whole = None if met else instead()
-        if whole is not None:
-            return whole
         pages, sent = [first], first.sent
         while not met and pages[-1].sent:
             if len(pages) == MAX_PAGES:
-                raise BadReply(f"{label}: more than {MAX_PAGES} pages")
+                raise BadReply(f"{LABEL}: more than {MAX_PAGES} pages")
             pages.append(page("asc", len(pages) + 1))
             sent += pages[-1].sent
             if sent > MAX_ELEMENTS:
-                raise BadReply(f"{label}: more than {MAX_ELEMENTS} entries")
+                raise BadReply(f"{LABEL}: more than {MAX_ELEMENTS} entries")
             if pages[-1].entries and pages[-1] == pages[-2]:
-                raise BadReply(f"{label}: page {len(pages)} repeats the page before it")
+                raise BadReply(f"{LABEL}: page {len(pages)} repeats the page before it")
             met = _meet(pages[-1], last)
         ids = [entry.id for part in pages[:-1] for entry in part.entries]
         same = (page("asc", number) == part for number, part in enumerate(pages[: -1 if met else None], 1))
         proven = len(set(ids)) == len(ids) and all(same)
         if proven and not met:
             self._mirrored = False  # the folder did not change, so the last page would have met one of these
+        if proven:
+            self._learn([part for part in pages if part.sent], last)
         entries = {entry.id: entry for part in (last, *pages) for entry in part.entries}
         return Listed(list(entries.values()), proven)
+
+    def _learn(self, pages: list[Page], last: Page) -> None:
+        """`last` is the first page of the descending order: if there are several pages, it is full, too."""
+        read = {entry.id for part in pages for entry in part.entries}
+        full = [part.sent for part in pages]
+        end = 0 if any(entry.id not in read for entry in last.entries) else full.pop()
+        self.size.learn([*full, last.sent] if full and last.sent else full, end)
 
 
 def _meet(page: Page, last: Page) -> bool:

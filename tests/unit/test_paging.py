@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cloudsimfs.clock import ManualClock
 from cloudsimfs.errors import BadReply
 from cloudsimfs.service.model import Entry, Listed
-from cloudsimfs.service.paging import PASSES, Order, Page, Pager
+from cloudsimfs.service.paging import PASSES, VERIFIED, Order, Page, Pager
 
 KINDS = ("delete", "insert")
 
@@ -26,10 +27,18 @@ class Change:
     place: int
 
 
+FOLDERS = itertools.count(1)
+
+
+def make_pager() -> Pager:
+    return Pager(ManualClock())
+
+
 class Folder:
     """A folder that changes between the calls, and remembers which entries it had."""
 
     def __init__(self, count: int, page_size: int, changes: Sequence[Change] = ()) -> None:
+        self.id = next(FOLDERS)
         self.entries = [_entry(number, float(number)) for number in range(count)]
         self.page_size = page_size
         self.changes = changes
@@ -59,7 +68,7 @@ class Folder:
         self.ever.add(len(self.ever) + 1)
 
     def listed(self, pager: Pager | None = None) -> Listed:
-        listed = (pager or Pager()).list_folder("GET", self.page)
+        listed = (pager or make_pager()).list_folder(self.id, self.page)
         ids = {entry.id for entry in listed.entries}
         assert ids <= self.ever
         assert not listed.complete or self.always <= ids, f"lost {self.always - ids}"
@@ -84,11 +93,84 @@ def test_calls_for_a_quiet_folder(count: int, calls: int) -> None:
     assert folder.calls == calls
 
 
-def test_a_call_without_pages_is_made_for_several_pages_only() -> None:
-    whole = Listed([_entry(1, 1.0)])
-    assert Pager().list_folder("GET", (small := Folder(15, 10)).page, lambda: whole) != whole
-    assert Pager().list_folder("GET", (large := Folder(25, 10)).page, lambda: whole) == whole
-    assert (small.calls, large.calls) == (2, 2)
+# -- what is learnt of the length of pages ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", [9, 13, 25])
+def test_a_page_shorter_than_another_is_the_last(first: int) -> None:
+    """Also one that was the last itself: a page holds as many, at least."""
+    pager = make_pager()
+    Folder(first, 10).listed(pager)
+    for count in (1, 2, 8, 0):
+        folder = Folder(count, 10)
+        assert len(folder.listed(pager).entries) == count
+        assert folder.calls == 1
+    full = Folder(10, 10)
+    full.listed(pager)
+    assert full.calls == 2, "there might be another page"
+
+
+def test_what_an_earlier_mount_has_learnt() -> None:
+    pager = make_pager()
+    pager.size.recall(10)
+    folder = Folder(9, 10)
+    folder.listed(pager)
+    assert folder.calls == 1
+    assert pager.size.most == 10
+
+
+@pytest.mark.parametrize("count", [20, 33])
+def test_pages_that_have_a_round_length_now_lose_no_name(count: int) -> None:
+    """Such a length is looked behind; once it was no page's, it is believed for a while."""
+    clock = ManualClock()
+    pager = Pager(clock)
+    Folder(60, 50).listed(pager)
+    for calls in (2, 1):
+        (whole := Folder(10, 50)).listed(pager)
+        assert whole.calls == calls
+    clock.advance(VERIFIED + 1)
+    folder = Folder(count, 10)
+    assert len(folder.listed(pager).entries) == count
+    assert pager.size.most == 10
+
+
+@pytest.mark.parametrize("length", [3, 7, 49])
+def test_a_length_that_two_folders_have_is_looked_behind(length: int) -> None:
+    """Pages may have this length now. The first folder was believed; `shrunk_at` has it listed again."""
+    clock = ManualClock()
+    pager = Pager(clock)
+    Folder(60, 50).listed(pager)
+    cut = Folder(50, length)
+    assert len(pager.list_folder(cut.id, cut.page).entries) == length
+    clock.advance(1)
+    other = Folder(50, length)
+    assert len(other.listed(pager).entries) == 50
+    assert pager.size.shrunk_at == clock.monotonic()
+    assert len(cut.listed(pager).entries) == 50
+    whole = [Folder(length - 1, length) for _ in range(10)]
+    for folder in whole:
+        folder.listed(pager)
+    assert sum(folder.calls for folder in whole) == len(whole) + 1
+
+
+def test_what_a_folder_is_known_to_have_is_looked_for_behind_its_page() -> None:
+    pager = make_pager()
+    Folder(60, 50).listed(pager)
+    folder = Folder(30, 7)
+    listed = pager.list_folder(folder.id, folder.page, lambda entries: len(entries) < 30)
+    assert len(listed.entries) == 30
+
+
+def test_pages_of_many_lengths_are_never_believed() -> None:
+    pager = make_pager()
+    folder = Folder(29, 5)
+    chunks = [folder.entries[:4], folder.entries[4:11], folder.entries[11:14], folder.entries[14:]]
+    pages = {("asc", number): Page(len(part), part) for number, part in enumerate(chunks, 1)}
+    pages["desc", 1] = Page(2, folder.entries[:-3:-1])
+    listed = pager.list_folder(folder.id, lambda order, number: pages.get((order, number), Page(0, [])))
+    assert len(listed.entries) == 29
+    (small := Folder(3, 5)).listed(pager)
+    assert small.calls == 2
 
 
 # -- changes between the pages --------------------------------------------------------------------------------
@@ -150,7 +232,7 @@ def test_a_folder_that_never_rests_is_not_complete() -> None:
 @pytest.mark.parametrize("call", range(1, 16))
 def test_one_page_that_comes_empty_loses_no_name(count: int, call: int, mirrored: bool) -> None:
     """But the first one: of that, `listings.asking` asks again if the folder is known to hold names."""
-    folder, pager = Folder(count, 5), Pager()
+    folder, pager = Folder(count, 5), make_pager()
     if not mirrored:
         folder.reverse = lambda entries: entries
         folder.listed(pager)
@@ -160,7 +242,7 @@ def test_one_page_that_comes_empty_loses_no_name(count: int, call: int, mirrored
         sent = folder.page(order, number)
         return Page(0, []) if folder.calls == call + 1 else sent
 
-    listed = pager.list_folder("GET", page)
+    listed = pager.list_folder(folder.id, page)
     assert listed.complete
     assert len(listed.entries) == count
 
@@ -171,7 +253,7 @@ def test_one_page_that_comes_empty_loses_no_name(count: int, call: int, mirrored
 @pytest.mark.parametrize("count", [0, 1, 2, 5, 6, 10, 23])
 @pytest.mark.parametrize("order", ["ignored", "folders first"])
 def test_a_descending_order_that_is_no_mirror_loses_nothing(count: int, order: str) -> None:
-    pager = Pager()
+    pager = make_pager()
 
     def make() -> Folder:
         folder = Folder(count, 5)
