@@ -24,6 +24,7 @@ from cloudsimfs.errors import (
 from cloudsimfs.fuse.binding import interrupted
 from cloudsimfs.fuse.pagecache import KernelCache
 from cloudsimfs.inode import Node
+from cloudsimfs.listings.cache import REFRESH_LOOKS, RESULTS_LOOKS
 from cloudsimfs.listings.dcache import DCache
 from cloudsimfs.service import Budget
 from cloudsimfs.vfs.names import is_local_name
@@ -32,7 +33,6 @@ from cloudsimfs.writeback.uploads import Writeback
 
 COMMAND_BOUND = 20.0  # seconds that one write to a control file may wait; the user writes again to wait longer
 BARRIER_BOUND = 900.0  # seconds that a launch waits for its files
-SETTLING_TIME = 60.0  # seconds in which results may arrive after a sync, a stop or an end
 
 
 class MountedStorage:
@@ -124,15 +124,15 @@ class MountedCaches:
         self._kernel_cache = kernel_cache
 
     def refresh(self, path: str) -> None:
-        """List a path and all below it again, and often for SETTLING_TIME: others are writing there."""
+        """List a path and all below it again, now and some seconds later: others are writing there."""
         self._dcache.invalidate(paths.parent(path))
-        self._dcache.expect_changes(path, SETTLING_TIME)
+        self._dcache.expect_changes(path, REFRESH_LOOKS)
         self._kernel_cache.invalidate(path)
         self._kernel_cache.settle()
 
     def results_expected(self, folder: str) -> None:
-        """List the folder again, and often for SETTLING_TIME. Its parent's listing stays valid."""
-        self._dcache.expect_changes(folder, SETTLING_TIME)
+        """List the folder again when results are likely, and then less and less often. Its parent's stays valid."""
+        self._dcache.expect_changes(folder, RESULTS_LOOKS)
         self._kernel_cache.invalidate(folder)
 
     def runs_changed(self, run_ids: set[int], active: frozenset[str]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from cachetools import TTLCache
@@ -21,7 +21,10 @@ from cloudsimfs.concurrency.singleflight import Holds
 from cloudsimfs.listings.store import ListingStore
 from cloudsimfs.service.model import Entry
 
-CHANGING_TTL = 3.0  # seconds that a listing is fresh while results are arriving in its folder
+# Seconds after which a folder is listed again, if somebody looks: others were just seen to write there, or will be.
+RESULTS_LOOKS = (2.0, 8.0, 18.0, 61.0, 150.0, 300.0)
+REFRESH_LOOKS = (0.0, 5.0, 20.0)
+LOOKS_END = 60.0  # seconds after the last of these
 NEVER = -math.inf
 
 
@@ -59,7 +62,7 @@ class ListingCache:
         self._known: dict[str, Listing] = {}
         self._bytes = 0  # size of all files in _known
         self._invalidated = Invalidations()
-        self._changing: dict[str, float] = {}  # folders others write to, until when (monotonic seconds)
+        self._changing: dict[str, Looks] = {}  # folders that others write to
         self._steady: frozenset[str] = frozenset()  # folders whose TTL is not stretched
         self._forgotten: set[str] = set()  # directories dropped from the disk, and not listed since
         self._holds = Holds[str](clock)  # listings that could not be renewed
@@ -124,16 +127,25 @@ class ListingCache:
         with self._lock:
             if self._offline or now < self._down_until or self._holds.is_held(path):
                 return True
-            if self._is_changing_locked(path, now):
-                return age <= CHANGING_TTL
+            if listing.asked_at < self._look_due_locked(path, now):
+                return False
             if self._fresh.get(path) is listing and listing.asked_at != NEVER:
                 return True
             steady = any(paths.is_within(path, folder) for folder in self._steady)
         return age < (self._ttl if steady else self._ttl * self._stretch())
 
-    def _is_changing_locked(self, path: str, now: float) -> bool:
-        self._changing = {folder: until for folder, until in self._changing.items() if until >= now}
-        return any(paths.is_within(path, folder) for folder in self._changing)
+    def _look_due_locked(self, path: str, now: float) -> float:
+        """Since when a listing is to show what others have done there (monotonic seconds); NEVER: they do nothing."""
+        self._changing = {folder: looks for folder, looks in self._changing.items() if now < looks.end}
+        return max(
+            (looks.due(path, now) for folder, looks in self._changing.items() if paths.is_within(path, folder)),
+            default=NEVER,
+        )
+
+    def truth_wanted(self, path: str) -> float:
+        """Since when a listing must show what others have stored (monotonic seconds); NEVER: what comes will do."""
+        with self._lock:
+            return max(self._look_due_locked(path, self._clock.monotonic()), self._invalidated.last(path))
 
     @property
     def bytes_known(self) -> int:
@@ -170,6 +182,10 @@ class ListingCache:
         if before is None:
             return set()
         changed = changed_names(before.names, listing.names)
+        with self._lock:
+            for folder, looks in self._changing.items():
+                if paths.is_within(path, folder):
+                    looks.seen(path, listing.asked_at, changed=bool(changed))
         for name in changed:
             if is_another_folder(before.names.get(name), listing.names.get(name)):
                 self.forget(paths.join(path, name))
@@ -223,17 +239,43 @@ class ListingCache:
                 if key in self._known:
                     self._known[key] = replace(self._known[key], asked_at=NEVER)
 
-    def expect_changes(self, path: str, seconds: float) -> dict[str, set[str]]:
-        """For so long, listings below `path` age quickly, and the service is asked again at once, even if it has just
-        failed to answer. Return the names listed there, by directory.
+    def expect_changes(self, path: str, times: Sequence[float]) -> dict[str, set[str]]:
+        """At each of these `times` (seconds from now), listings below `path` are out of date, even if the service has
+        just failed to answer. Return the names listed there, by directory.
         """
         self._holds.release_all()
         with self._lock:
             self._down_until = NEVER
-            self._changing[path] = self._clock.monotonic() + seconds
-        self.invalidate(path, below=True)
+            self._changing[path] = Looks(self._clock.monotonic(), times)
+        if times[0] == 0.0:
+            self.invalidate(path, below=True)
         with self._lock:
             return {key: set(listing.names) for key, listing in self._known.items() if paths.is_within(key, path)}
+
+
+class Looks:
+    """When the folders below one are listed again: less and less often, and no more once something has come and then
+    nothing. Times in monotonic seconds. Guarded by its owner's lock.
+    """
+
+    def __init__(self, begun_at: float, times: Sequence[float]) -> None:
+        self._times = [begun_at + seconds for seconds in times]
+        self.end = self._times[-1] + LOOKS_END
+        self._news: dict[str, float] = {}  # by folder: the look that has last shown something new
+        self._settled: dict[str, float] = {}  # and the one after that, which has not
+
+    def due(self, path: str, now: float) -> float:
+        """The last look at a folder that is due; NEVER: none is yet."""
+        due = max((time for time in self._times if time <= now), default=NEVER)
+        return min(due, self._settled.get(path, math.inf))
+
+    def seen(self, path: str, asked_at: float, *, changed: bool) -> None:
+        """A folder was listed."""
+        look = self.due(path, asked_at)
+        if changed:
+            self._news[path] = look
+        elif look > self._news.get(path, math.inf):
+            self._settled[path] = look
 
 
 class Invalidations:
@@ -250,15 +292,17 @@ class Invalidations:
     def note(self, path: str, now: float, *, below: bool) -> None:
         (self._below if below else self._alone)[path] = now
 
+    def last(self, path: str) -> float:
+        """When the directory was last invalidated; NEVER: it was not."""
+        last = max(self._alone.get(path, NEVER), self._below.get(path, NEVER))
+        while path != paths.ROOT:
+            path = paths.parent(path)
+            last = max(last, self._below.get(path, NEVER))
+        return last
+
     def since(self, path: str, asked_at: float) -> bool:
         """Whether the directory was invalidated after `asked_at` (monotonic seconds)."""
-        if asked_at < self._alone.get(path, NEVER):
-            return True
-        while asked_at >= self._below.get(path, NEVER):
-            if path == paths.ROOT:
-                return False
-            path = paths.parent(path)
-        return True
+        return asked_at < self.last(path)
 
 
 def with_sizes(before: Mapping[str, Entry], after: Mapping[str, Entry]) -> Mapping[str, Entry]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from concurrent.futures import TimeoutError as FutureTimeout
 from concurrent.futures import wait
 from functools import partial
@@ -51,6 +51,7 @@ RENEWAL_GRACE = 2.0  # seconds that a reader waits for a listing's renewal befor
 RENEWAL_HOLD = 5.0  # seconds that a listing that could not be renewed serves before the next call
 EVIDENCE_AGE = 300.0  # seconds; how old a listing may be to show that nobody else has changed the directory
 TTL_STRETCH = 10.0  # factor applied to the TTL when no calls are left
+TOGETHER = 3.0  # seconds; the service's cache is deleted once for all who ask within that time
 CONCURRENT_FETCHES = 8  # listings fetched at the same time in the background
 
 
@@ -85,6 +86,7 @@ class DCache:
         self._flights = SingleFlight[str, Listing](workers=CONCURRENT_FETCHES, name="listing", clock=clock)
         # monotonic seconds; until then nobody waits for renewals, as one took longer than RENEWAL_GRACE
         self._slow_until = NEVER
+        self._listed_at: dict[str, float] = {}  # by folder, in monotonic seconds; no lock needed
         client.page_size.recall(store.page_size)
 
     def _stretch(self) -> float:
@@ -134,9 +136,9 @@ class DCache:
         """Drop the listings of a directory and all inside it: the service has them no more."""
         self._cache.forget(path)
 
-    def expect_changes(self, path: str, seconds: float) -> None:
-        """Others are about to put files below `path`: for `seconds`, listings there age quickly."""
-        for directory, names in self._cache.expect_changes(path, seconds).items():
+    def expect_changes(self, path: str, times: Sequence[float]) -> None:
+        """Others put files below `path`: listings there are out of date at these `times`, in seconds from now."""
+        for directory, names in self._cache.expect_changes(path, times).items():
             self._on_change(directory, names)  # the kernel has them cached, too
         while path != paths.ROOT and self._cache.entry(path) is None:
             path = paths.parent(path)  # its parent has not listed it yet
@@ -242,9 +244,11 @@ class DCache:
             if self._offline:
                 raise Unreachable("the mount is offline (--offline)")
             if self._wants_everything(path, since) and not (since is None and self._is_absent(path)):
+                self._show_all(path, since)
                 everything = self._from_everything(path, since)
                 if everything is not None:
                     return everything
+            self._show_all(path, since)
             listing = self._fetch(path, since)
         except (NotFound, NotDirectory):
             self.forget(path)
@@ -319,8 +323,17 @@ class DCache:
             # else (docs/service.md, "Envelopes"): look one level up. It may be there under another id.
             return self._list(path, as_folder(path, self.entry(path, since=asked_at)).id)
 
+    def _show_all(self, path: str, since: float | None) -> None:
+        """Have the service show all that is stored, if this listing is to tell what others have done."""
+        wanted = self._cache.truth_wanted(path)
+        if since is not None:  # what the service has cached since is what we have listed since, or another program
+            wanted = max(wanted, since - TOGETHER, self._listed_at.get(path, NEVER))
+        if wanted > NEVER:
+            self._client.server_cache.outdo(since=wanted)
+
     def _list(self, path: str, entry_id: int) -> Listing:
-        return ask(self._client, path, entry_id, self.known(path), self._clock.monotonic())
+        asked_at = self._listed_at[path] = self._clock.monotonic()
+        return ask(self._client, path, entry_id, self.known(path), asked_at)
 
     def look_into(self, folders: Set[str], *, since: float) -> None:
         """Fetch the listings of these folders in one call where that saves calls. `since` as for `listing`."""

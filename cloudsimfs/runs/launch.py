@@ -226,8 +226,8 @@ class Launcher:
         Raises TryAgain if the list cannot be had.
         """
         self._runs.invalidate()
-        with suppress(ServiceError):  # v2 may show an old list until then; v1 does not offer the call
-            self._client.delete_cache(urgency=Urgency.CONTROL)
+        with suppress(ServiceError):  # v2 may show an old list until then
+            self._client.server_cache.delete(Urgency.CONTROL)
         try:
             runs = self._runs.fetch_now()
         except ServiceError as error:

@@ -30,6 +30,7 @@ class V2:
         self._runs = runs
         self._clock = clock
         self._settings = settings
+        self._listed: dict[int, tuple[float, list[dict[str, Any]]]] = {}  # by folder: until when it is cached
 
     def routes(self) -> list[Route]:
         order, page, entry_id = r"{field}/{order:asc|desc}", f"{{page:{NUMBER}}}", f"{{id:{NUMBER}}}"
@@ -56,7 +57,7 @@ class V2:
     # -- storage ------------------------------------------------------------------------------------
 
     def _index(self, request: ApiRequest) -> Any:
-        entries = self._store.children(int(request.match.get("id", ROOT_ID)))
+        entries = self._children(int(request.match.get("id", ROOT_ID)))
         if request.match["field"] not in _STORAGE_FIELDS:
             raise Refusal(400, "unknown field")
         if request.match["field"] == "size":
@@ -64,6 +65,18 @@ class V2:
         else:
             entries.sort(key=lambda entry: str(entry["name"]))
         return self._page(entries, request)
+
+    def _children(self, folder_id: int) -> list[dict[str, Any]]:
+        """What a folder holds; with `settings.caches_listings`, what it held when it was listed first."""
+        now, entries = self._clock.now(), self._store.children(folder_id)
+        if not self._settings.caches_listings:
+            return entries
+        until, cached = self._listed.get(folder_id, (0.0, []))
+        if until <= now:
+            self._listed[folder_id] = now + self._settings.cache_seconds, entries
+            return list(entries)
+        there = {entry["name"] for entry in entries}
+        return [entry for entry in cached if entry["name"] in there]
 
     def _page(self, items: list[dict[str, Any]], request: ApiRequest) -> list[dict[str, Any]]:
         """One page of `items`, which come in ascending order. Pages count from 1; one past the end is empty."""
@@ -98,6 +111,7 @@ class V2:
 
     def _delete_cache(self, _: ApiRequest) -> Any:
         self._store.delete_cache()
+        self._listed.clear()
         return True
 
     # -- simulations --------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ during the single call that finds out the API version. No lock is held during an
 | `download`, `fetch` | GET /storage/{id}/download/url, GET | GET /storage/download/{id}, GET | reads |
 | `download_direct` | GET /storage/{id}/download/file | (v1) | scripts |
 | `delete` | DELETE /storage/{id} | DELETE /storage/delete/{id} * | rm, rename |
-| `delete_cache` | - | DELETE /user/delete-cache | after uploads, before a launch |
+| `server_cache` | - | DELETE /user/delete-cache | after uploads, before a launch |
 | `simulations` | GET /simulation | GET /simulation/index-short/... * | `.simulations/runs` |
 | `simulation` | GET /simulation/{id} | GET /simulation/view/{id} * | status and log |
 | `launch` | POST /simulation | POST /simulation/add | `.simulations/launch` |

@@ -36,6 +36,7 @@ from cloudsimfs.service.model import Download, Entry, LaunchRequest, Listed, Sig
 from cloudsimfs.service.objectstore import Fetched, ObjectStore
 from cloudsimfs.service.paging import PageSize, all_pages
 from cloudsimfs.service.retry import Retrier, Retry
+from cloudsimfs.service.servercache import ServerCache
 from cloudsimfs.service.transport import HttpTransport
 from cloudsimfs.service.uploads import Uploads
 from cloudsimfs.service.versions import Versions, check_done
@@ -96,6 +97,7 @@ class Client:
         self._folders = Folders(caller, self._versions, clock)
         self._store = store
         self._uploads = Uploads(store, clock)
+        self.server_cache = ServerCache(clock, self._delete_cache)
         self._downloads = Downloads(store, caller, self._versions, retrier)
 
     def __enter__(self) -> Client:
@@ -189,8 +191,7 @@ class Client:
             raise Refused("DELETE /storage: the root cannot be deleted")
         self._versions.acknowledged(v2.delete(entry_id), v1.delete(entry_id), urgency)
 
-    def delete_cache(self, *, urgency: Urgency = Urgency.NORMAL) -> None:
-        """Have the service notice finished uploads now (v2). Raises NotOffered in v1."""
+    def _delete_cache(self, urgency: Urgency) -> None:
         if self._versions.in_use(urgency) == "v1":
             raise NotOffered("DELETE /user/delete-cache: API v1 has no such call")
         self._do(v2.delete_cache(), urgency)

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from cloudsimfs import paths
 from cloudsimfs.clock import Clock
 from cloudsimfs.concurrency.waiting import Interrupted
-from cloudsimfs.errors import NotOffered
 from cloudsimfs.service import Client, Urgency
 from cloudsimfs.writeback.queue import Job, WorkQueue
 
@@ -29,7 +28,7 @@ class ViewCache:
     """`in_burst` says whether more uploads are about to end; it is called with no lock held."""
 
     def __init__(self, client: Client, *, clock: Clock, in_burst: Callable[[], bool]) -> None:
-        self._client = client
+        self._cache = client.server_cache
         self._clock = clock
         self._in_burst = in_burst
         self._queue = WorkQueue(clock=clock, workers=1, name="service-cache")
@@ -61,10 +60,8 @@ class ViewCache:
                 if self._shown == ended:
                     return
             try:
-                self._client.delete_cache(urgency=Urgency.BACKGROUND)
+                self._cache.delete(Urgency.BACKGROUND)
                 self.invalidated_at = self._clock.monotonic()
-            except NotOffered:
-                log.debug("this account has no cache to delete")
             except BaseException:
                 with self._queue.lock:
                     self._put_job_locked()

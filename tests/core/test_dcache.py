@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from cloudsimfs.clock import ManualClock
 from cloudsimfs.errors import NotDirectory, NotFound, ServiceError, Unreachable
 from cloudsimfs.listings import dcache as dcache_module
 from cloudsimfs.listings import store as store_module
-from cloudsimfs.listings.cache import CHANGING_TTL
+from cloudsimfs.listings.cache import REFRESH_LOOKS, RESULTS_LOOKS
 from cloudsimfs.listings.dcache import CONCURRENT_FETCHES, RENEWAL_HOLD, TTL_STRETCH, DCache
 from cloudsimfs.listings.store import ListingStore
 from cloudsimfs.listings.walks import ALL_ENTRIES_PAUSE, ALL_ENTRIES_SLOW, FETCH_AHEAD, LONG_WALK, WALK_GAP, Walks
@@ -53,7 +53,7 @@ class Rig:
             retry=QUICK,
             timeouts=options.pop("timeouts", PATIENT),
             offline=offline,
-            clock=ManualClock(),
+            clock=self.clock,
         )
         self.store = ListingStore(directory / "listings.db")
         self.store.start()
@@ -191,19 +191,60 @@ def test_the_last_listing_serves_when_no_calls_are_left(rigs: Callable[..., Rig]
     assert sum(call.is_api for call in box.calls.entries()) <= 20
 
 
-def test_folders_in_which_changes_are_expected_age_quickly(rig: Rig) -> None:
+def test_results_are_looked_for_less_and_less_often(rig: Rig) -> None:
+    """Whoever looks, and however often: a listing for each time, and nothing more once they have come."""
     rig.names("d/e")
     rig.names("other")
-    rig.dcache.expect_changes("d", 60.0)
-    assert rig.calls(lambda: rig.names("d/e")) > 0
-    assert rig.calls(lambda: rig.names("d/e")) == 0
-    rig.clock.advance(CHANGING_TTL + 1)
-    assert rig.calls(lambda: rig.names("d/e")) > 0
+    rig.dcache.expect_changes("d", RESULTS_LOOKS)
+    assert rig.calls(lambda: rig.names("d/e")) == 0, "no results yet"
+    began = rig.clock.monotonic()
+    looks = 0
+    for _ in range(50):
+        rig.clock.advance(1)
+        looks += rig.calls(lambda: rig.names("d/e")) > 0
+    assert looks == sum(seconds <= rig.clock.monotonic() - began for seconds in RESULTS_LOOKS)
     assert rig.calls(lambda: rig.names("other")) == 0
-    rig.clock.advance(61)
-    rig.dcache.listing("d/e")
-    rig.clock.advance(CHANGING_TTL + 1)
-    assert rig.calls(lambda: rig.names("d/e")) == 0
+
+
+def test_results_that_have_come_are_looked_for_no_more(rig: Rig) -> None:
+    """A look that shows nothing new after one that did is the last."""
+    rig.names("d")
+    rig.dcache.expect_changes("d", RESULTS_LOOKS)
+    rig.box.put("d/result", b"result")
+    rig.clock.advance(RESULTS_LOOKS[0])
+    assert "result" in rig.names("d")
+    rig.clock.advance(RESULTS_LOOKS[1] - RESULTS_LOOKS[0])
+    assert rig.calls(lambda: rig.names("d")) > 0
+    rig.clock.advance(RESULTS_LOOKS[2] - RESULTS_LOOKS[1])
+    assert rig.calls(lambda: rig.names("d")) == 0
+
+
+@pytest.mark.parametrize("times", [RESULTS_LOOKS, REFRESH_LOOKS])
+def test_what_the_service_has_cached_is_no_answer(rig: Rig, times: Sequence[float]) -> None:
+    """v2 shows what it has cached, until that is deleted: once for all folders that are looked at."""
+    rig.box.settings.caches_listings = True
+    for path in ("d", "d/e"):
+        rig.names(path)
+    rig.box.populate({"d/result": b"result", "d/e/result": b"result"})
+    rig.clock.advance(TTL + 1)
+    if rig.api == "v2":
+        assert "result" not in rig.names("d"), "the sandbox caches"
+    rig.dcache.expect_changes("d", times)
+    rig.clock.advance(times[0])
+    rig.box.calls.reset()
+    for path in ("d", "d/e"):
+        assert "result" in rig.names(path)
+    assert rig.box.calls.counts()["delete-cache"] == (1 if rig.api == "v2" else 0), rig.box.calls.entries()
+
+
+def test_a_conflict_is_looked_for_behind_the_services_cache(rig: Rig) -> None:
+    rig.box.settings.caches_listings = True
+    rig.names("d")
+    rig.box.put("d/theirs", b"theirs")
+    rig.clock.advance(1)
+    listing = rig.dcache.at_hand("d", since=rig.clock.monotonic())
+    assert listing is not None
+    assert "theirs" in listing.names
 
 
 # -- many at once -----------------------------------------------------------------------------------------------
@@ -376,11 +417,11 @@ def test_who_asks_for_the_truth_is_not_held_off_by_a_failure(rig: Rig, kind: str
     fault = rig.box.faults.add("list*", kind)
     assert rig.names("d") == ["e", "x"]
     rig.box.put("d/new", b"new")
-    rig.dcache.expect_changes("d", 60.0)
+    rig.dcache.expect_changes("d", REFRESH_LOOKS)
     assert rig.names("d") == ["e", "x"]
     assert rig.calls(lambda: rig.names("d")) == 0
     rig.box.faults.remove(fault)
-    rig.dcache.expect_changes("d", 60.0)
+    rig.dcache.expect_changes("d", REFRESH_LOOKS)
     assert rig.names("d") == ["e", "new", "x"]
 
 

@@ -6,6 +6,7 @@ import hashlib
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -413,10 +414,32 @@ def test_delete_cache(opened: Open, box: Sandbox) -> None:
     client = opened("v2")
     client.upload("f", 1, lambda: [b"x"])
     assert "f" not in [entry.path for entry in client.list_all()]
-    client.delete_cache()
+    client.server_cache.delete(Urgency.NORMAL)
     assert "f" in [entry.path for entry in client.list_all()]
-    with pytest.raises(NotOffered):
-        opened("v1").delete_cache()
+    assert box.calls.counts()["delete-cache"] == 1
+    opened("v1").server_cache.delete(Urgency.NORMAL)
+    assert box.calls.counts()["delete-cache"] == 1, "v1 has none"
+
+
+def test_the_cache_is_deleted_once_for_all_who_want_the_truth(opened: Open, box: Sandbox) -> None:
+    cache, since = opened("v2").server_cache, time.monotonic()
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(lambda _: cache.outdo(since=since), range(16)))
+    assert box.calls.counts()["delete-cache"] == 1
+    cache.outdo(since=time.monotonic())
+    assert box.calls.counts()["delete-cache"] == 2
+
+
+@pytest.mark.parametrize("status", [400, 403, 404, 500])
+def test_a_service_that_does_not_delete_its_cache_is_left_alone(opened: Open, box: Sandbox, status: int) -> None:
+    cache = opened("v2").server_cache
+    box.faults.add("delete-cache", "status", status=status)
+    cache.outdo(since=time.monotonic())
+    asked = box.calls.counts()["delete-cache"]
+    assert asked
+    for _ in range(5):
+        cache.outdo(since=time.monotonic())
+    assert box.calls.counts()["delete-cache"] == asked
 
 
 def test_runs(client: Client, box: Sandbox) -> None:

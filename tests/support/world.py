@@ -93,7 +93,7 @@ class World:
             write_back=write_back,
         )
         self.client = connect(
-            base_url=box.url, key=box.key, api=api, retry=Retry(attempts=2, base=0.001), clock=ManualClock()
+            base_url=box.url, key=box.key, api=api, retry=Retry(attempts=2, base=0.001), clock=clock
         )
         self.files = started(config, self.client, clock)
         self.tree = self.files.tree
