@@ -53,9 +53,11 @@ def test_changes_show_after_the_ttl(box: Sandbox, mount: MountFactory) -> None:
     check_changed(m)
 
 
+@pytest.mark.parametrize("cached", [False, True])
 @pytest.mark.parametrize("what", ["d", "", "d/x"])
-def test_changes_show_at_once_after_refresh(box: Sandbox, mount: MountFactory, what: str) -> None:
-    """Nothing was to be seen before: the kernel and the listings have long timeouts."""
+def test_changes_show_at_once_after_refresh(box: Sandbox, mount: MountFactory, what: str, cached: bool) -> None:
+    """Nothing was to be seen before: the kernel and the listings have long timeouts. v2 caches listings, too."""
+    box.settings.caches_listings = cached
     box.populate(TREE)
     m = mount(ttl=3600)
     look(m)

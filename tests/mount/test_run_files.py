@@ -85,6 +85,27 @@ def test_values_that_are_hostile(box: Sandbox, mount: MountFactory) -> None:
     assert sims.read(f"{run_ids[3]}/script").count("\n") == 1
 
 
+# -- results -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_results_of_a_sync_are_seen_in_few_calls(
+    box: Sandbox, mount: MountFactory, sims: Simulations, cached: bool
+) -> None:
+    """However often somebody looks, and though v2 goes on showing what it has cached."""
+    box.settings.caches_listings = cached
+    run_id = sims.launch()
+    sims.wait_for(run_id, "RUNNING")
+    top = sims.path.parent
+    before = set(os.listdir(top / "case"))
+    assert "results" not in before
+    box.calls.reset()
+    assert sims.write(f"{run_id}/sync", "1") == 0
+    wait_until(lambda: "results" in os.listdir(top / "case"), "the results are seen")
+    counts = box.calls.counts()
+    assert sum(call.is_api for call in box.calls.entries()) <= 8, counts
+
+
 # -- pictures ------------------------------------------------------------------------------------------------
 
 
