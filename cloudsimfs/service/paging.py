@@ -15,8 +15,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from cachetools import TTLCache
-
 from cloudsimfs.clock import Clock
 from cloudsimfs.errors import BadReply
 from cloudsimfs.service.answers import MAX_ELEMENTS
@@ -28,7 +26,6 @@ PASSES = 3  # how often a folder is read whose pages change meanwhile
 
 VERIFIED = 600.0  # seconds for which a length stays known to be no page's
 LOOKING = 60.0  # seconds; a look behind a page of this length will tell: until then others are believed
-LENGTHS = 10_000  # of which something is known
 ROUND = 10  # entries; the lengths of pages are often multiples of this
 
 LABEL = "GET /storage/index"
@@ -63,10 +60,10 @@ class PageSize:
         self._most = 0  # entries that a page was seen to hold
         self._irregular = False
         self._shrinks = 0
-        # By length. `_believed`: the one folder that was not looked behind; `_looking`: one is being looked behind.
-        self._believed: TTLCache[int, int] = TTLCache(LENGTHS, VERIFIED, timer=clock.monotonic)
-        self._looking: TTLCache[int, bool] = TTLCache(LENGTHS, LOOKING, timer=clock.monotonic)
-        self._whole: TTLCache[int, bool] = TTLCache(LENGTHS, VERIFIED, timer=clock.monotonic)
+        # By length, each with monotonic seconds until which that holds:
+        self._believed: dict[int, tuple[int, float]] = {}  # the one folder that was not looked behind
+        self._looking: dict[int, float] = {}  # a folder is being looked behind
+        self._whole: dict[int, float] = {}  # one has proved to be whole
         self._clock = clock
         # Monotonic seconds: when pages were found to hold fewer entries than was believed until then.
         self.shrunk_at = -math.inf
@@ -76,22 +73,27 @@ class PageSize:
         with self._lock:
             if self._irregular or length >= self._most:
                 return False
-            if length in self._whole or length in self._looking:
+            now = self._clock.monotonic()
+            if now < max(self._whole.get(length, 0.0), self._looking.get(length, 0.0)):
                 return True
-            if length % ROUND and self._believed.setdefault(length, folder) == folder:
-                return True
-            self._looking[length] = True
+            if length % ROUND:
+                known, until = self._believed.get(length, (folder, 0.0))
+                if known == folder or now >= until:
+                    self._believed[length] = folder, now + VERIFIED
+                    return True
+            self._looking[length] = now + LOOKING
             return False
 
     def learn(self, full: Sequence[int], last: int) -> None:
         """Note the lengths of the pages of a complete folder: those in `full` were followed by others."""
         with self._lock:
             if not full:
-                self._whole[last] = True
+                self._whole[last] = self._clock.monotonic() + VERIFIED
             elif min(full) < self._most:
                 self.shrunk_at = self._clock.monotonic()
-                for lengths in (self._believed, self._looking, self._whole):
-                    lengths.clear()
+                self._believed.clear()
+                self._looking.clear()
+                self._whole.clear()
                 self._most = 0
                 self._shrinks += 1
             self._irregular = self._irregular or len(set(full)) > 1 or self._shrinks > 1
