@@ -100,8 +100,8 @@ def test_several_pages_cost_one_call_where_v1_may_be_asked(box: Sandbox, mount: 
     os.listdir(m.path)
     never_rest(box)
     calls = cost(box, lambda: os.listdir(m.path / "d"))
-    assert calls == {"list": 3}, "both ends, and v1's listing, which has no pages"
-    assert sorted(os.listdir(m.path / "d")) == sorted(path.removeprefix("d/") for path in FILES)
+    assert calls == {"list": 1}, "v1's listing, which has no pages"
+    assert set(os.listdir(m.path / "d")) >= {path.removeprefix("d/") for path in FILES}
 
 
 def test_a_name_that_a_listing_missed_is_there(box: Sandbox, m: Mounted) -> None:

@@ -94,6 +94,7 @@ def test_results_of_a_sync_are_seen_in_few_calls(
 ) -> None:
     """However often somebody looks, and though v2 goes on showing what it has cached."""
     box.settings.caches_listings = cached
+    box.populate(LONG)
     run_id = sims.launch()
     sims.wait_for(run_id, "RUNNING")
     top = sims.path.parent
