@@ -212,5 +212,8 @@ class NoCaches:
     def results_expected(self, folder: str) -> None:
         pass
 
+    def results_saved(self, folder: str) -> None:
+        pass
+
     def runs_changed(self, run_ids: set[int], active: frozenset[str]) -> None:
         pass

@@ -24,7 +24,7 @@ from cloudsimfs.errors import (
 from cloudsimfs.fuse.binding import interrupted
 from cloudsimfs.fuse.pagecache import KernelCache
 from cloudsimfs.inode import Node
-from cloudsimfs.listings.cache import REFRESH_LOOKS, RESULTS_LOOKS
+from cloudsimfs.listings.cache import REFRESH_LOOKS, RESULTS_LOOKS, SAVED_LOOKS
 from cloudsimfs.listings.dcache import DCache
 from cloudsimfs.service import Budget
 from cloudsimfs.vfs.names import is_local_name
@@ -133,6 +133,11 @@ class MountedCaches:
     def results_expected(self, folder: str) -> None:
         """List the folder again when results are likely, and then less and less often. Its parent's stays valid."""
         self._dcache.expect_changes(folder, RESULTS_LOOKS)
+        self._kernel_cache.invalidate(folder)
+
+    def results_saved(self, folder: str) -> None:
+        """The same from now on: the results are there."""
+        self._dcache.expect_changes(folder, SAVED_LOOKS)
         self._kernel_cache.invalidate(folder)
 
     def runs_changed(self, run_ids: set[int], active: frozenset[str]) -> None:

@@ -23,6 +23,7 @@ from cloudsimfs.service.model import Entry
 
 # Seconds after which a folder is listed again, if somebody looks: others were just seen to write there, or will be.
 RESULTS_LOOKS = (2.0, 8.0, 18.0, 61.0, 150.0, 300.0)
+SAVED_LOOKS = (0.0, *RESULTS_LOOKS[1:])  # after the end of a run: the results are there
 REFRESH_LOOKS = (0.0, 5.0, 20.0)
 LOOKS_END = 60.0  # seconds after the last of these
 NEVER = -math.inf

@@ -34,7 +34,7 @@ from cloudsimfs.errors import (
 )
 from cloudsimfs.runs.logcache import NEVER, LogCache
 from cloudsimfs.runs.store import RunStore, public
-from cloudsimfs.service import Client, Simulation, Urgency
+from cloudsimfs.service import Client, RunStatus, Simulation, Urgency
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,10 @@ class Watcher(Protocol):
     """Hears of changes. Called with no lock held."""
 
     def results_expected(self, folder: str) -> None:
-        """The service has put, or is about to put, files into this folder."""
+        """The service is about to put files into this folder."""
+
+    def results_saved(self, folder: str) -> None:
+        """The service has put files into this folder: a run has ended."""
 
     def runs_changed(self, run_ids: set[int], active: frozenset[str]) -> None:
         """These runs, or their logs, are new or changed; runs are going on in the folders `active`."""
@@ -256,7 +259,11 @@ class RunList:
             if old == run:
                 continue
             changed.add(run.id)
-            if old is not None and old.active and old.status != run.status:
+            if old is None or not old.active or old.status == run.status:
+                continue
+            if not run.active:
+                self._watcher.results_saved(run.folder)
+            elif run.status == RunStatus.STOPPING:
                 self._watcher.results_expected(run.folder)
         removed = before.keys() - runs.keys()
         if runs != before:

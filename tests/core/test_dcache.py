@@ -15,7 +15,7 @@ from cloudsimfs.clock import ManualClock
 from cloudsimfs.errors import NotDirectory, NotFound, ServiceError, Unreachable
 from cloudsimfs.listings import dcache as dcache_module
 from cloudsimfs.listings import store as store_module
-from cloudsimfs.listings.cache import REFRESH_LOOKS, RESULTS_LOOKS
+from cloudsimfs.listings.cache import REFRESH_LOOKS, RESULTS_LOOKS, SAVED_LOOKS
 from cloudsimfs.listings.dcache import CONCURRENT_FETCHES, RENEWAL_HOLD, TTL_STRETCH, DCache
 from cloudsimfs.listings.store import ListingStore
 from cloudsimfs.listings.walks import ALL_ENTRIES_PAUSE, ALL_ENTRIES_SLOW, FETCH_AHEAD, LONG_WALK, WALK_GAP, Walks
@@ -219,7 +219,7 @@ def test_results_that_have_come_are_looked_for_no_more(rig: Rig) -> None:
     assert rig.calls(lambda: rig.names("d")) == 0
 
 
-@pytest.mark.parametrize("times", [RESULTS_LOOKS, REFRESH_LOOKS])
+@pytest.mark.parametrize("times", [RESULTS_LOOKS, SAVED_LOOKS, REFRESH_LOOKS])
 def test_what_the_service_has_cached_is_no_answer(rig: Rig, times: Sequence[float]) -> None:
     """v2 shows what it has cached, until that is deleted: once for all folders that are looked at."""
     rig.box.settings.caches_listings = True

@@ -31,7 +31,8 @@ class Rig:
         self.box = box
         self.clock = ManualClock(auto=False)
         self.client = connect(base_url=box.url, key=box.key, api=api, clock=self.clock)  # type: ignore[arg-type]
-        self.results: list[str] = []
+        self.expected: list[str] = []
+        self.saved: list[str] = []
         self.changed: set[int] = set()
         store = RunStore(directory)
         logs = LogCache(store)
@@ -40,7 +41,10 @@ class Rig:
         self.poller = Poller(self.runs, self.client.budget, ttl=TTL, clock=self.clock)
 
     def results_expected(self, folder: str) -> None:
-        self.results.append(folder)
+        self.expected.append(folder)
+
+    def results_saved(self, folder: str) -> None:
+        self.saved.append(folder)
 
     def runs_changed(self, run_ids: set[int], active: frozenset[str]) -> None:
         self.changed |= run_ids
@@ -233,7 +237,7 @@ def test_one_call_brings_state_and_log(box: Sandbox, rigs: Callable[..., Rig], a
     calls = rig.calls(lambda: rig.pass_time(2 * TTL))
     assert len(calls) == 1
     assert rig.logs.cached(run_id) == b"a line\n"
-    assert rig.results == ["case"]
+    assert (rig.expected, rig.saved) == ([], ["case"])
     assert run_id in rig.changed
     assert rig.calls(lambda: rig.pass_time(600)) == []
 
