@@ -15,15 +15,17 @@ from cloudsimfs.service import Client
 from cloudsimfs.service.model import Entry, Listed
 
 
-def ask(client: Client, path: str, entry_id: int, known: Listing | None, asked_at: float) -> Listing:
+def ask(client: Client, path: str, entry_id: int, known: Listing | None, asked_at: float, since: float) -> Listing:
     """The listing of a folder by its id. `known` is its last one; `asked_at`, in monotonic seconds, is now.
+
+    `since`: as for `Client.list_directory`.
 
     Raises ServiceError; a 404 as Refused, for it is no ENOENT by itself.
     """
     try:
-        listed = _call(client, path, entry_id, known)
+        listed = _call(client, path, entry_id, known, since)
         if not listed.entries and holds_names(path, known):
-            listed = _call(client, path, entry_id, known)
+            listed = _call(client, path, entry_id, known, since)
     except NoSuchEntry as error:
         raise Refused(str(error)) from None
     names = by_name(listed.entries)
@@ -48,9 +50,9 @@ def holds_names(path: str, known: Listing | None) -> bool:
     return path != paths.ROOT if known is None else bool(known.names)
 
 
-def _call(client: Client, path: str, entry_id: int, known: Listing | None) -> Listed:
+def _call(client: Client, path: str, entry_id: int, known: Listing | None, since: float) -> Listed:
     if entry_id or path == paths.ROOT:
-        return client.list_directory(entry_id, path, may_lack=partial(_may_be_cut, known))
+        return client.list_directory(entry_id, path, may_lack=partial(_may_be_cut, known), since=since)
     # its id is not known: it appears only in the paths of its files
     view = client.view(path)
     if view is None or not (view.entry.id or view.children):

@@ -311,17 +311,17 @@ class DCache:
     def _fetch(self, path: str, since: float | None) -> Listing:
         """The directory's listing, of now. Raises NotFound or NotDirectory if its parent's listing says so."""
         if path == paths.ROOT:
-            return self._list(path, 0)
+            return self._list(path, 0, since)
         entry = self.entry(path)
         if entry is None and since is not None:
             entry = self.entry(path, since=since)
         asked_at = self._clock.monotonic()
         try:
-            return self._list(path, as_folder(path, entry).id)
+            return self._list(path, as_folder(path, entry).id, since)
         except Refused:
             # A 404 does not prove that the folder is gone (invariant 4c), and v2 refuses an unknown id like anything
             # else (docs/service.md, "Envelopes"): look one level up. It may be there under another id.
-            return self._list(path, as_folder(path, self.entry(path, since=asked_at)).id)
+            return self._list(path, as_folder(path, self.entry(path, since=asked_at)).id, since)
 
     def _show_all(self, path: str, since: float | None) -> None:
         """Have the service show all that is stored, if this listing is to tell what others have done."""
@@ -331,9 +331,10 @@ class DCache:
         if wanted > NEVER:
             self._client.server_cache.outdo(since=wanted)
 
-    def _list(self, path: str, entry_id: int) -> Listing:
+    def _list(self, path: str, entry_id: int, since: float | None) -> Listing:
         asked_at = self._listed_at[path] = self._clock.monotonic()
-        return ask(self._client, path, entry_id, self.known(path), asked_at)
+        look = math.inf if since is None else max(since, asked_at - TOGETHER)
+        return ask(self._client, path, entry_id, self.known(path), asked_at, look)
 
     def look_into(self, folders: Set[str], *, since: float) -> None:
         """Fetch the listings of these folders in one call where that saves calls. `since` as for `listing`."""

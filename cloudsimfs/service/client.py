@@ -7,6 +7,7 @@ inodes and no caches, keeps no copy of what it read, and never sends a launch tw
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -134,13 +135,15 @@ class Client:
         *,
         urgency: Urgency = Urgency.NORMAL,
         may_lack: Callable[[Sequence[Entry]], bool] = lambda _: False,
+        since: float = math.inf,
     ) -> Listed:
         """The entries directly in a folder: `path`, with the id `entry_id` (0: the root).
 
         `may_lack(entries)` says whether the folder was known to hold names after these, which are all of a page (v2).
+        `since`, in monotonic seconds: when a look at many folders began, of which this is one.
         Not complete if a folder of several pages (v2) has changed all the time while they were read.
         """
-        return self._folders.listing(entry_id, path, urgency, may_lack)
+        return self._folders.listing(entry_id, path, urgency, may_lack, since)
 
     @property
     def page_size(self) -> PageSize:

@@ -26,7 +26,7 @@ class Folders:
     def page_size(self) -> PageSize:
         return self._pager.size
 
-    def listing(self, entry_id: int, path: str, urgency: Urgency, may_lack: MayLack) -> Listed:
+    def listing(self, entry_id: int, path: str, urgency: Urgency, may_lack: MayLack, since: float) -> Listed:
         def without_pages() -> Listed:
             call = v1.list_directory(entry_id)
             return Listed(entries.listing(call, self._caller.call(call, urgency, entries.element(path)), path))
@@ -45,7 +45,7 @@ class Folders:
             return self._page(entry_id, path, order, number, urgency)
 
         try:
-            return self._pager.list_folder(entry_id, page, may_lack)
+            return self._pager.list_folder(entry_id, page, may_lack, since)
         except (NotOffered, NoSuchEntry) as error:
             return self._versions.fall_back("list", error, without_pages)
 

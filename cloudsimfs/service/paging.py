@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -26,6 +27,7 @@ PASSES = 3  # how often a folder is read whose pages change meanwhile
 
 VERIFIED = 600.0  # seconds for which a length stays known to be no page's
 LOOKING = 60.0  # seconds; a look behind a page of this length will tell: until then others are believed
+LOOK_LENGTHS = 100  # of pages that were seen last
 ROUND = 10  # entries; the lengths of pages are often multiples of this
 
 LABEL = "GET /storage/index"
@@ -52,6 +54,8 @@ class PageSize:
         proved to be whole, it is believed for VERIFIED seconds;
       * pages of several lengths were seen that were not the last: nothing is believed then.
 
+    None of this within one look at many folders: a longer page of the same look shows what pages hold now.
+
     Thread-safe; `_lock` protects all.
     """
 
@@ -64,14 +68,30 @@ class PageSize:
         self._believed: dict[int, tuple[int, float]] = {}  # the one folder that was not looked behind
         self._looking: dict[int, float] = {}  # a folder is being looked behind
         self._whole: dict[int, float] = {}  # one has proved to be whole
+        # When a page was asked for (monotonic seconds), and its length; of two, the later one is the shorter.
+        self._seen: deque[tuple[float, int]] = deque(maxlen=LOOK_LENGTHS)
         self._clock = clock
         # Monotonic seconds: when pages were found to hold fewer entries than was believed until then.
         self.shrunk_at = -math.inf
 
-    def is_last(self, folder: int, length: int) -> bool:
-        """Whether a first page with so many entries is the only one of a folder (its id)."""
+    def saw(self, length: int, asked_at: float) -> None:
+        """Note the length of a page that was asked for then (monotonic seconds)."""
         with self._lock:
-            if self._irregular or length >= self._most:
+            while self._seen and self._seen[-1][1] <= length:
+                self._seen.pop()
+            self._seen.append((asked_at, length))
+
+    def is_last(self, folder: int, length: int, since: float = math.inf) -> bool:
+        """Whether a first page with so many entries is the only one of a folder (its id).
+
+        Of a look that began at `since` (monotonic seconds), the pages have one size.
+        """
+        with self._lock:
+            if self._irregular:
+                return False
+            if any(longer > length for asked_at, longer in self._seen if asked_at >= since):
+                return True
+            if length >= self._most:
                 return False
             now = self._clock.monotonic()
             if now < max(self._whole.get(length, 0.0), self._looking.get(length, 0.0)):
@@ -94,6 +114,7 @@ class PageSize:
                 self._believed.clear()
                 self._looking.clear()
                 self._whole.clear()
+                self._seen.clear()
                 self._most = 0
                 self._shrinks += 1
             self._irregular = self._irregular or len(set(full)) > 1 or self._shrinks > 1
@@ -116,25 +137,34 @@ class Pager:
 
     def __init__(self, clock: Clock) -> None:
         self.size = PageSize(clock)
+        self._clock = clock
         self._mirrored = True  # the service's descending order is the reverse of its ascending one
 
     def list_folder(
-        self, folder: int, page: Callable[[Order, int], Page], may_lack: MayLack = lambda _: False
+        self,
+        folder: int,
+        page: Callable[[Order, int], Page],
+        may_lack: MayLack = lambda _: False,
+        since: float = math.inf,
     ) -> Listed:
         """The entries of a folder (its id). Raises BadReply if its pages never end.
 
         `page(order, number)` fetches one page, from 1. A folder that changes in each of PASSES passes is returned as
-        not complete.
+        not complete. `since`: as for `PageSize.is_last`.
         """
         found: dict[int, Entry] = {}
         for _ in range(PASSES):
-            listed = self._pass(folder, page, may_lack)
+            listed = self._pass(page, lambda first: self._is_whole(folder, first, may_lack, since))
             if listed.complete:
                 return listed
             found.update((entry.id, entry) for entry in listed.entries)
         return Listed(list(found.values()), complete=False)
 
-    def _pass(self, folder: int, page: Callable[[Order, int], Page], may_lack: MayLack) -> Listed:
+    def _is_whole(self, folder: int, first: Page, may_lack: MayLack, since: float) -> bool:
+        """Whether there is no page after the first one."""
+        return not first.sent or (self.size.is_last(folder, first.sent, since) and not may_lack(first.entries))
+
+    def _pass(self, page: Callable[[Order, int], Page], is_whole: Callable[[Page], bool]) -> Listed:
         """Read all pages once. If complete, every name that was there all the time is in the result.
 
         The proof. The order is fixed, and each page holds all names between its first and its last. Let x be a name
@@ -154,8 +184,9 @@ class Pager:
 
         An entry that is the same (id, time, size) when it is read again is taken to have been there in between.
         """
-        first = page("asc", 1)
-        if not first.sent or (self.size.is_last(folder, first.sent) and not may_lack(first.entries)):
+        asked_at, first = self._clock.monotonic(), page("asc", 1)
+        self.size.saw(first.sent, asked_at)
+        if is_whole(first):
             return Listed(first.entries)
         last = page("desc", 1) if self._mirrored else Page(0, [])
         met = _meet(first, last)

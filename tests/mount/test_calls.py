@@ -76,6 +76,27 @@ def test_copying_300_small_files_in_and_removing_them(box: Sandbox, m: Mounted, 
     assert box.files() == {}
 
 
+@pytest.mark.parametrize("api", ["v1", "v2", "auto"])
+def test_removing_300_files_in_20_folders(box: Sandbox, mount: MountFactory, api: str, tmp_path: Path) -> None:
+    """v2 alone: a call for each folder, one for that above, one for all that has several pages' length, a delete."""
+    box.populate({f"big/{number}": b"x" for number in range(60)})
+    m = mount()
+    os.listdir(m.path / "big")  # shows how long a page is
+    write_tree(tmp_path, {f"case/{folder}/{number}": b"x" for folder in range(20) for number in range(15)})
+    run("cp", "-r", tmp_path / "case", m.path / "case")
+    m.flush()
+    settle_cache(box, api)
+
+    def remove() -> None:
+        run("rm", "-r", m.path / "case")
+        m.flush()
+
+    removed = cost(box, remove)
+    assert removed["delete"] == 1
+    assert sum(removed.values()) <= (21 + 3 if api == "v2" else 4), removed
+    assert not [path for path in box.paths() if path.startswith("case")]
+
+
 def settle_cache(box: Sandbox, api: str) -> None:
     """v2 is told after a burst of uploads."""
     if api != "v1":

@@ -110,6 +110,26 @@ def test_a_page_shorter_than_another_is_the_last(first: int) -> None:
     assert full.calls == 2, "there might be another page"
 
 
+def test_a_longer_page_of_the_same_look_shows_how_long_pages_are() -> None:
+    """Round lengths, and those that several folders have, are not looked behind then. A look may not be long ago."""
+    clock = ManualClock()
+    pager = Pager(clock)
+    Folder(60, 50).listed(pager)
+
+    def calls(count: int, since: float) -> int:
+        folder = Folder(count, 50)
+        assert len(pager.list_folder(folder.id, folder.page, since=since).entries) == count
+        return folder.calls
+
+    clock.advance(1)
+    since = clock.monotonic()
+    assert [calls(count, since) for count in (20, 15, 15, 10, 10, 20)] == [2, 1, 1, 1, 1, 1]
+    clock.advance(1)
+    assert [calls(count, clock.monotonic()) for count in (40, 30, 40)] == [2, 1, 1]
+    clock.advance(VERIFIED + 1)
+    assert calls(10, clock.monotonic()) == 2, "that was another look"
+
+
 def test_what_an_earlier_mount_has_learnt() -> None:
     pager = make_pager()
     pager.size.recall(10)
