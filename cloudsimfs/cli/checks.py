@@ -25,6 +25,7 @@ from cloudsimfs.errors import CloudsimfsError, ConfigError, KeyRefused, MountErr
 from cloudsimfs.host import mountpoint
 from cloudsimfs.journal.fitting import set_aside
 from cloudsimfs.journal.readonly import count_pending, read_misfit
+from cloudsimfs.listings.store import read_learnt
 from cloudsimfs.service import Client, Entry
 from cloudsimfs.text import GIB, agree, count, gib
 from cloudsimfs.vfs.drafts import find_drafts
@@ -230,6 +231,20 @@ def check_journals(settings: config.Settings) -> Iterator[Finding]:
             if asides and not (found or reason):
                 remedy = f"rm {' '.join(shlex.quote(str(aside)) + '*' for aside in asides)}"
             yield Finding("journal", "warning", "; ".join(lost), remedy)
+
+
+def check_listings(settings: config.Settings) -> Iterator[Finding]:
+    """What mounts have learnt of an account's listings (v2)."""
+    for place in config.account_dirs(settings["cache-dir"], None):
+        learnt = read_learnt(place / "listings.db")
+        if not learnt.page_size:
+            continue
+        lag = {
+            True: "they lag: looking for news costs a call more, which deletes the service's cache",
+            False: "they do not lag: looking for news costs no call to delete the service's cache",
+            None: "not known yet whether they lag: looking for news costs a call more, in case",
+        }[learnt.lags]
+        yield Finding("listings", "ok", f"{place}: a page holds {learnt.page_size} entries or more; {lag}")
 
 
 # -- the account -----------------------------------------------------------------------------------------------

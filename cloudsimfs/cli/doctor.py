@@ -60,6 +60,7 @@ def _findings(settings: config.Settings) -> Iterator[Finding]:
     yield checks.check_disk(settings)
     yield checks.check_pending(settings)
     yield from checks.check_journals(settings)
+    yield from checks.check_listings(settings)
     yield checks.check_environment()
     account = checks.check_account(settings)
     yield account

@@ -24,8 +24,8 @@ from cloudsimfs.errors import (
 from cloudsimfs.fuse.binding import interrupted
 from cloudsimfs.fuse.pagecache import KernelCache
 from cloudsimfs.inode import Node
-from cloudsimfs.listings.cache import REFRESH_LOOKS, RESULTS_LOOKS, SAVED_LOOKS
 from cloudsimfs.listings.dcache import DCache
+from cloudsimfs.listings.looks import REFRESH_LOOKS, RESULTS_LOOKS, SAVED_LOOKS
 from cloudsimfs.service import Budget
 from cloudsimfs.vfs.names import is_local_name
 from cloudsimfs.vfs.tree import Tree

@@ -10,7 +10,8 @@ from functools import partial
 
 from cloudsimfs import paths
 from cloudsimfs.errors import NoSuchEntry, Refused
-from cloudsimfs.listings.cache import NEVER, Listing, by_name
+from cloudsimfs.listings.cache import Listing, by_name
+from cloudsimfs.listings.looks import NEVER
 from cloudsimfs.service import Client
 from cloudsimfs.service.model import Entry, Listed
 

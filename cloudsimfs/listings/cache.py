@@ -8,7 +8,6 @@ Threading: `_lock` protects all; under it only that of the holds is taken. Nothi
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
@@ -18,15 +17,9 @@ from cachetools import TTLCache
 from cloudsimfs import paths
 from cloudsimfs.clock import Clock
 from cloudsimfs.concurrency.singleflight import Holds
-from cloudsimfs.listings.store import ListingStore
+from cloudsimfs.listings.looks import NEVER, Looks
+from cloudsimfs.listings.store import Learnt, ListingStore
 from cloudsimfs.service.model import Entry
-
-# Seconds after which a folder is listed again, if somebody looks: others were just seen to write there, or will be.
-RESULTS_LOOKS = (2.0, 8.0, 18.0, 61.0, 150.0, 300.0)
-SAVED_LOOKS = (0.0, *RESULTS_LOOKS[1:])  # after the end of a run: the results are there
-REFRESH_LOOKS = (0.0, 5.0, 20.0)
-LOOKS_END = 60.0  # seconds after the last of these
-NEVER = -math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +62,16 @@ class ListingCache:
         self._holds = Holds[str](clock)  # listings that could not be renewed
         self._down_until = NEVER  # monotonic seconds; until then the service counts as unreachable
 
-    def close(self, page_size: int) -> None:
-        """`page_size` is kept for the next mount."""
-        self._store.close(page_size)
+    def close(self) -> None:
+        self._store.close()
+
+    @property
+    def learnt(self) -> Learnt:
+        """What is known of the service's listings; kept for the next mount."""
+        return self._store.learnt
+
+    def learn(self, learnt: Learnt) -> None:
+        self._store.learn(learnt)
 
     # -- looking -----------------------------------------------------------------------------------------
 
@@ -252,31 +252,6 @@ class ListingCache:
             self.invalidate(path, below=True)
         with self._lock:
             return {key: set(listing.names) for key, listing in self._known.items() if paths.is_within(key, path)}
-
-
-class Looks:
-    """When the folders below one are listed again: less and less often, and no more once something has come and then
-    nothing. Times in monotonic seconds. Guarded by its owner's lock.
-    """
-
-    def __init__(self, begun_at: float, times: Sequence[float]) -> None:
-        self._times = [begun_at + seconds for seconds in times]
-        self.end = self._times[-1] + LOOKS_END
-        self._news: dict[str, float] = {}  # by folder: the look that has last shown something new
-        self._settled: dict[str, float] = {}  # and the one after that, which has not
-
-    def due(self, path: str, now: float) -> float:
-        """The last look at a folder that is due; NEVER: none is yet."""
-        due = max((time for time in self._times if time <= now), default=NEVER)
-        return min(due, self._settled.get(path, math.inf))
-
-    def seen(self, path: str, asked_at: float, *, changed: bool) -> None:
-        """A folder was listed."""
-        look = self.due(path, asked_at)
-        if changed:
-            self._news[path] = look
-        elif look > self._news.get(path, math.inf):
-            self._settled[path] = look
 
 
 class Invalidations:

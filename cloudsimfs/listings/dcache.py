@@ -37,8 +37,9 @@ from cloudsimfs.errors import (
 )
 from cloudsimfs.listings.absent import as_folder, named
 from cloudsimfs.listings.asking import ask, holds_names
-from cloudsimfs.listings.cache import NEVER, Listing, ListingCache, by_folder
-from cloudsimfs.listings.store import ListingStore
+from cloudsimfs.listings.cache import Listing, ListingCache, by_folder
+from cloudsimfs.listings.looks import NEVER
+from cloudsimfs.listings.store import Learnt, ListingStore
 from cloudsimfs.listings.walks import Walks
 from cloudsimfs.service import Client
 from cloudsimfs.service.model import Entry
@@ -87,7 +88,7 @@ class DCache:
         # monotonic seconds; until then nobody waits for renewals, as one took longer than RENEWAL_GRACE
         self._slow_until = NEVER
         self._listed_at: dict[str, float] = {}  # by folder, in monotonic seconds; no lock needed
-        client.page_size.recall(store.page_size)
+        self._recall()
 
     def _stretch(self) -> float:
         return self._client.budget.stretch(TTL_STRETCH)
@@ -99,7 +100,13 @@ class DCache:
 
     def close(self) -> None:
         self._flights.close()
-        self._cache.close(self._client.page_size.most)
+        self._cache.close()
+
+    def _recall(self) -> None:
+        """Begin with what the last mount has learnt of the service's listings."""
+        learnt = self._cache.learnt
+        self._client.page_size.recall(learnt.page_size)
+        self._client.server_cache.lags = learnt.lags
 
     # -- without a call ------------------------------------------------------------------------------------
 
@@ -300,13 +307,27 @@ class DCache:
         return False
 
     def _put(self, path: str, listing: Listing) -> None:
-        self._tell({path: self._cache.put(path, listing)})
+        before = self._cache.in_memory(path)
+        changed = self._cache.put(path, listing)
+        self._tell({path: changed})
+        if before is not None and math.isfinite(before.asked_at) and self._client.page_size.most:  # v2 alone lists so
+            times = [entry.mtime_ns for name in changed if (entry := listing.names.get(name)) and not entry.is_dir]
+            self._client.server_cache.learn(self._stored_at(times), before.asked_at, listing.asked_at)
+        self._cache.learn(Learnt(self._client.page_size.most, self._client.server_cache.lags))
 
     def _tell(self, changed: dict[str, set[str]]) -> None:
         """Have the kernel forget these names, by directory. No lock is held: it may be waiting for an answer."""
         for path, names in changed.items():
             if names:
                 self._on_change(path, names)
+
+    def _stored_at(self, times: list[int | None]) -> list[float]:
+        """When files were stored, in monotonic seconds; `times` are the service's, in nanoseconds."""
+        ahead = self._client.clock_skew
+        if ahead is None:
+            return []
+        offset = self._clock.monotonic() - self._clock.now() - ahead
+        return [time / 1e9 + offset for time in times if time is not None]
 
     def _fetch(self, path: str, since: float | None) -> Listing:
         """The directory's listing, of now. Raises NotFound or NotDirectory if its parent's listing says so."""
@@ -329,7 +350,7 @@ class DCache:
         if since is not None:  # what the service has cached since is what we have listed since, or another program
             wanted = max(wanted, since - TOGETHER, self._listed_at.get(path, NEVER))
         if wanted > NEVER:
-            self._client.server_cache.outdo(since=wanted)
+            self._client.server_cache.outdo(since=wanted, only_looks=since is None)
 
     def _list(self, path: str, entry_id: int, since: float | None) -> Listing:
         asked_at = self._listed_at[path] = self._clock.monotonic()

@@ -14,7 +14,9 @@ import sqlite3
 import threading
 import zlib
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 from cloudsimfs import paths
 from cloudsimfs.errors import MountError
@@ -30,12 +32,35 @@ CREATE TABLE IF NOT EXISTS listing (
   asked_at REAL NOT NULL,                  -- wall seconds, from before the call
   entries  BLOB NOT NULL                   -- zlib of a JSON list of [id, name, is_dir, size or null, mtime_ns]
 ) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS learnt (        -- one row at most: of the service
-  page_size INTEGER NOT NULL               -- entries that a page was seen to hold (v2); 0: none was seen
+CREATE TABLE IF NOT EXISTS learnt (        -- one row at most: of the service (v2)
+  page_size INTEGER NOT NULL,              -- entries that a page was seen to hold; 0: none was seen
+  lags INTEGER                             -- whether listings lag: 0 or 1; NULL: not known
 );
 """
 CLEAN = 1  # the application_id of a database that was closed in order
 WRITE_INTERVAL = 1.0  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Learnt:
+    """What is known of the service's listings: the columns of its table."""
+
+    page_size: int = 0
+    lags: bool | None = None
+
+
+def _learnt(db: sqlite3.Connection) -> Learnt:
+    row = db.execute("SELECT page_size, lags FROM learnt").fetchone()
+    return Learnt() if row is None else Learnt(row[0], None if row[1] is None else bool(row[1]))
+
+
+def read_learnt(path: Path) -> Learnt:
+    """What mounts have learnt whose listings are in the database at `path`; nothing if it cannot be read."""
+    try:
+        with contextlib.closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as db:
+            return _learnt(db)
+    except sqlite3.Error:
+        return Learnt()
 
 
 def inherit(path: Path, other: Path, folders: Iterable[str]) -> None:
@@ -67,8 +92,7 @@ class ListingStore:
             # After a crash these listings may be older than what we have done since, and what the journal has
             # dropped, relying on a newer listing. They serve only while the service cannot be asked, from now on.
             self._db.execute("UPDATE listing SET asked_at = -9e999 WHERE asked_at > -9e999")
-        row = self._db.execute("SELECT page_size FROM learnt").fetchone()
-        self.page_size: int = row[0] if row else 0  # what the last mount has learnt
+        self.learnt = self._written = _learnt(self._db)
         self._wake = threading.Condition()  # protects the two below
         # the listings to write, by directory; None: to be deleted with all below it
         self._pending: dict[str, tuple[float, Mapping[str, Entry]] | None] = {}
@@ -94,16 +118,14 @@ class ListingStore:
         self._writer = threading.Thread(target=self._write_for_ever, name="listings", daemon=True)
         self._writer.start()
 
-    def close(self, page_size: int) -> None:
-        """Write what is pending. `page_size` is kept for the next mount."""
+    def close(self) -> None:
+        """Write what is pending."""
         with self._wake:
             self._closing = True
             self._wake.notify()
         if self._writer is not None:
             self._writer.join()
         with self._lock:
-            self._db.execute("DELETE FROM learnt")
-            self._db.execute("INSERT INTO learnt VALUES (?)", (page_size,))
             self._db.execute(f"PRAGMA application_id={CLEAN}")
             self._db.close()
 
@@ -132,6 +154,10 @@ class ListingStore:
         with self._wake:
             self._pending[path] = (asked_at, names)
             self._wake.notify()
+
+    def learn(self, learnt: Learnt) -> None:
+        """Keep what is known of the service's listings; it is written with the next of them."""
+        self.learnt = learnt
 
     def forget(self, path: str) -> None:
         """Delete the listings of a directory and all inside it."""
@@ -162,6 +188,10 @@ class ListingStore:
     def _write(self, batch: Mapping[str, tuple[float, Mapping[str, Entry]] | None]) -> None:
         with self._lock:
             self._db.execute("BEGIN")
+            if self.learnt != self._written:
+                self._written = self.learnt
+                self._db.execute("DELETE FROM learnt")
+                self._db.execute("INSERT INTO learnt VALUES (?, ?)", (self._written.page_size, self._written.lags))
             for path, item in batch.items():
                 if item is None:
                     inside = (path, path + "/", path + "0")  # "0" comes right after "/"

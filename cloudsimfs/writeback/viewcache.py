@@ -48,6 +48,7 @@ class ViewCache:
 
     def went_stale(self) -> None:
         """Note that an upload has ended, which the cache does not show."""
+        self._cache.upload_ended()
         with self._queue.lock:
             self._ended += 1
             self._put_job_locked()

@@ -15,12 +15,13 @@ from cloudsimfs.clock import ManualClock
 from cloudsimfs.errors import NotDirectory, NotFound, ServiceError, Unreachable
 from cloudsimfs.listings import dcache as dcache_module
 from cloudsimfs.listings import store as store_module
-from cloudsimfs.listings.cache import REFRESH_LOOKS, RESULTS_LOOKS, SAVED_LOOKS
 from cloudsimfs.listings.dcache import CONCURRENT_FETCHES, RENEWAL_HOLD, TTL_STRETCH, DCache
+from cloudsimfs.listings.looks import REFRESH_LOOKS, RESULTS_LOOKS, SAVED_LOOKS
 from cloudsimfs.listings.store import ListingStore
 from cloudsimfs.listings.walks import ALL_ENTRIES_PAUSE, ALL_ENTRIES_SLOW, FETCH_AHEAD, LONG_WALK, WALK_GAP, Walks
 from cloudsimfs.sandbox import Sandbox
-from cloudsimfs.service import Retry, Timeouts, connect
+from cloudsimfs.service import Retry, Timeouts, Urgency, connect
+from cloudsimfs.service.servercache import ENOUGH
 from harness import patient, put_by_others, wait_until
 from world import Ticking
 
@@ -235,6 +236,68 @@ def test_what_the_service_has_cached_is_no_answer(rig: Rig, times: Sequence[floa
     for path in ("d", "d/e"):
         assert "result" in rig.names(path)
     assert rig.box.calls.counts()["delete-cache"] == (1 if rig.api == "v2" else 0), rig.box.calls.entries()
+
+
+def show_news(rig: Rig, stored_ago: float = 0.0) -> None:
+    """Others store a file, so many seconds ago by its time; then the folder is listed again, with no deletion."""
+    rig.names("d")
+    rig.clock.advance(10)
+    rig.box.advance(-stored_ago)
+    rig.box.put(f"d/{len(rig.box.files())}", b"news")
+    rig.box.advance(stored_ago)
+    rig.clock.advance(TTL + 1)
+    rig.names("d")
+
+
+def lags(rig: Rig) -> bool | None:
+    return rig.client.server_cache.lags
+
+
+def deletions(rig: Rig, action: Callable[[], object]) -> int:
+    rig.box.calls.reset()
+    action()
+    return rig.box.calls.counts()["delete-cache"]
+
+
+@pytest.mark.parametrize("api", ["v2"])
+def test_whether_listings_lag_is_learnt_from_those_that_are_made(rigs: Callable[..., Rig], box: Sandbox) -> None:
+    """Who only looks for news then makes no call to have the cache deleted; who stakes a file on it does."""
+    box.populate(TREE)
+    rig = rigs()
+
+    def look() -> None:
+        rig.dcache.expect_changes("d", REFRESH_LOOKS)
+        rig.names("d")
+
+    def check() -> None:
+        rig.dcache.at_hand("d", since=rig.clock.monotonic())
+
+    assert deletions(rig, look) == 1, "nothing is known yet"
+    rig.clock.advance(1000)
+    for _ in range(ENOUGH):
+        assert lags(rig) is None
+        show_news(rig)
+    assert lags(rig) is False
+    assert deletions(rig, look) == 0
+    assert deletions(rig, check) == 1
+    rig.close()
+
+    rig = rigs()
+    assert lags(rig) is False, "the next mount knows"
+    rig.clock.advance(1000)
+    show_news(rig, stored_ago=500)
+    assert lags(rig)
+    assert deletions(rig, look) == 1
+
+
+@pytest.mark.parametrize("api", ["v2"])
+def test_what_we_have_uploaded_does_not_tell_whether_listings_lag(rig: Rig) -> None:
+    """Nobody sees it before the cache is deleted, however prompt the listings are."""
+    for _ in range(ENOUGH + 1):
+        rig.client.server_cache.upload_ended()
+        show_news(rig, stored_ago=500)
+        rig.client.server_cache.delete(Urgency.BACKGROUND)
+    assert lags(rig) is None
 
 
 def test_a_conflict_is_looked_for_behind_the_services_cache(rig: Rig) -> None:

@@ -18,6 +18,7 @@ from cloudsimfs.cli import checks
 from cloudsimfs.clock import ManualClock
 from cloudsimfs.config import profiles
 from cloudsimfs.host import mountpoint
+from cloudsimfs.listings.store import Learnt, ListingStore
 from cloudsimfs.sandbox import Sandbox
 from cloudsimfs.service import connect
 from cloudsimfs.service.failures import ahead
@@ -55,6 +56,20 @@ def test_all_is_well_for_at_most_two_calls(run_doctor: Doctor, box: Sandbox, ver
     assert {each["level"] for each in found.values()} == {"ok"}, found
     assert set(found) >= {"libfuse", "/dev/fuse", "fusermount3", "disk", "account", "service", "clock", "old files"}
     assert box.calls.api_count() == calls
+
+
+@pytest.mark.parametrize(("lags", "word"), [(True, "they lag"), (False, "do not lag"), (None, "not known")])
+def test_what_was_learnt_of_listings(run_doctor: Doctor, tmp_path: Path, lags: bool | None, word: str) -> None:
+    assert "listings" not in run_doctor("--offline")[1]
+    (tmp_path / "account/data").mkdir(mode=0o700, parents=True)
+    store = ListingStore(tmp_path / "account/listings.db")
+    store.start()
+    store.learn(Learnt(50, lags))
+    store.close()
+    found = run_doctor("--offline")[1]["listings"]
+    assert found["level"] == "ok"
+    assert "50 entries" in found["text"]
+    assert word in found["text"]
 
 
 def test_offline_asks_nobody(run_doctor: Doctor, box: Sandbox) -> None:
