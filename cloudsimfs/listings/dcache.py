@@ -87,7 +87,9 @@ class DCache:
         self._flights = SingleFlight[str, Listing](workers=CONCURRENT_FETCHES, name="listing", clock=clock)
         # monotonic seconds; until then nobody waits for renewals, as one took longer than RENEWAL_GRACE
         self._slow_until = NEVER
-        self._listed_at: dict[str, float] = {}  # by folder, in monotonic seconds; no lock needed
+        # By folder, in monotonic seconds; no lock needed. `_shown_at`: its listing shows what was stored until then.
+        self._listed_at: dict[str, float] = {}
+        self._shown_at: dict[str, float] = {}
         self._recall()
 
     def _stretch(self) -> float:
@@ -161,7 +163,7 @@ class DCache:
         """
         oldest = max(since, self._clock.monotonic() - EVIDENCE_AGE, self._client.page_size.shrunk_at)
         listing = self.known(path)
-        if listing is not None and listing.asked_at >= oldest:
+        if listing is not None and listing.asked_at >= oldest and self._shows(path, since):
             return listing
         if listing is None and since == -math.inf:
             return None
@@ -213,7 +215,13 @@ class DCache:
         """As `ListingCache.is_fresh_enough`. One from before pages were found to be shorter may lack names."""
         if known.asked_at < self._client.page_size.shrunk_at and not self._offline:
             return False
+        if since is not None and not self._shows(path, since):
+            return False
         return self._cache.is_fresh_enough(path, known, since)
+
+    def _shows(self, path: str, since: float) -> bool:
+        """Whether the listing shows what was stored until `since` (monotonic seconds), in spite of v2's cache."""
+        return not self._client.server_cache.hides or self._shown_at.get(path, NEVER) >= since - TOGETHER
 
     def _comes(self, flight: ListingFlight) -> bool:
         """Wait for a listing; False if the call takes longer than ANSWER_BOUND, whenever this reader has come.
@@ -278,7 +286,7 @@ class DCache:
         begun_at = self._clock.monotonic()
         with self._everything:
             found = self._cache.fresh(path)
-            if found is not None and self._cache.is_fresh_enough(path, found, since):
+            if found is not None and self._is_fresh_enough(path, found, since):
                 return found
             if self._walks.has_failed(begun_at):
                 return None
@@ -353,9 +361,17 @@ class DCache:
             self._client.server_cache.outdo(since=wanted, only_looks=since is None)
 
     def _list(self, path: str, entry_id: int, since: float | None) -> Listing:
-        asked_at = self._listed_at[path] = self._clock.monotonic()
+        asked_at = self._clock.monotonic()
+        if self._listed_at.get(path, NEVER) <= self._client.server_cache.deleted_at:
+            self._shown_at[path] = self._shown_until(asked_at)
+        self._listed_at[path] = asked_at
         look = math.inf if since is None else max(since, asked_at - TOGETHER)
         return ask(self._client, path, entry_id, self.known(path), asked_at, look)
+
+    def _shown_until(self, asked_at: float) -> float:
+        """Until when a listing asked for then shows what was stored, if the service has not cached it since."""
+        deleted_at = self._client.server_cache.deleted_at
+        return asked_at if deleted_at >= asked_at - TOGETHER else deleted_at
 
     def look_into(self, folders: Set[str], *, since: float) -> None:
         """Fetch the listings of these folders in one call where that saves calls. `since` as for `listing`."""
@@ -367,6 +383,8 @@ class DCache:
                 if not listing or not self._is_fresh_enough(path, listing, since)
             ]
             wanted = len(missing) > 1 and not self._offline and self._walks.may_list_everything()
+            if wanted:
+                self._client.server_cache.outdo(since=since - TOGETHER)
             changed = self._fetch_everything() if wanted else {}
         self._tell(changed)
 
@@ -422,8 +440,9 @@ class DCache:
             return {}
         folders = by_folder(entries)
         self._walks.took_everything(self._clock.monotonic() - asked_at, len(entries))
-        return {
-            path: self._cache.put(path, Listing(names, asked_at))
-            for path, names in sorted(folders.items())  # a folder before what is in it, which it may have forgotten
-            if names or not holds_names(path, self.known(path))  # else it is asked for by itself
+        told = {  # what comes empty is asked for by itself
+            path: names for path, names in folders.items() if names or not holds_names(path, self.known(path))
         }
+        self._shown_at.update(dict.fromkeys(told, self._shown_until(asked_at)))
+        # a folder before what is in it, which it may have forgotten
+        return {path: self._cache.put(path, Listing(names, asked_at)) for path, names in sorted(told.items())}

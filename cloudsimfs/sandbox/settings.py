@@ -15,7 +15,7 @@ class Settings:
     """How the service behaves. Times are seconds of the sandbox clock, or real ones where it says so; 0: no limit."""
 
     cache_seconds: float = 180.0  # how long a v2 upload may be missing in listings (docs/service.md, "Behaviour")
-    caches_listings: bool = False  # v2 shows a folder as it was listed first, for so long; deletes show at once
+    caches_listings: bool = True  # v2 shows a folder as it was listed first, for so long; deletes show at once
     listing_lag: float = 0.0  # the same for v1 uploads and saved results, which a cache deletion does not show
     delete_lag: float = 0.0  # how long listings show a deleted file
     link_seconds: float = 900.0  # how long a signed URL is valid

@@ -98,7 +98,7 @@ class Client:
         self._folders = Folders(caller, self._versions, clock)
         self._store = store
         self._uploads = Uploads(store, clock)
-        self.server_cache = ServerCache(clock, self._delete_cache)
+        self.server_cache = ServerCache(clock, self._delete_cache, offered=lambda: self._versions.known != "v1")
         self._downloads = Downloads(store, caller, self._versions, retrier)
 
     def __enter__(self) -> Client:

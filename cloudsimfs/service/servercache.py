@@ -30,11 +30,12 @@ REFUSED_PAUSE = 600.0  # seconds until a service that has refused to delete its 
 
 
 class ServerCache:
-    """`call(urgency)` deletes it; it raises NotOffered if the account has none."""
+    """`call(urgency)` deletes it; it raises NotOffered if the account has none. `offered()` makes no call."""
 
-    def __init__(self, clock: Clock, call: Callable[[Urgency], None]) -> None:
+    def __init__(self, clock: Clock, call: Callable[[Urgency], None], *, offered: Callable[[], bool]) -> None:
         self._clock = clock
         self._call = call
+        self._offered = offered
         self._deleting = threading.Lock()
         self._pause_until = -math.inf  # monotonic seconds; readers do not ask until then
         # Monotonic seconds, from before the call: a listing asked for since shows what was stored until then.
@@ -61,6 +62,11 @@ class ServerCache:
                     self._hid_at = now
             self.deleted_at = now
 
+    @property
+    def hides(self) -> bool:
+        """Whether a listing may lack what a deletion would show."""
+        return self._offered() and self._clock.monotonic() >= self._pause_until
+
     def outdo(self, *, since: float, only_looks: bool = False) -> None:
         """The same for a listing, which is worth something without: who refuses is not asked for a while.
 
@@ -68,7 +74,7 @@ class ServerCache:
         """
         if only_looks and self.lags is False:
             return
-        if self._clock.monotonic() < self._pause_until or self.deleted_at >= since:
+        if not self.hides or self.deleted_at >= since:
             return
         try:
             self.delete(Urgency.NORMAL, since=since)

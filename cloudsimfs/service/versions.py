@@ -60,6 +60,11 @@ class Versions:
                 self._probing.release()
         return self._version
 
+    @property
+    def known(self) -> Version | None:
+        """The API version as far as it is known; makes no call."""
+        return self._version
+
     def _probe_is_due(self) -> bool:
         return self._probe_at is not None and self._clock.monotonic() >= self._probe_at
 

@@ -117,6 +117,7 @@ def rig(box: Sandbox, rigs: Callable[..., Rig]) -> Rig:
 
 
 def test_one_listing_answers_for_all_names_until_its_ttl(rig: Rig) -> None:
+    rig.box.settings.caches_listings = False  # it is our time that counts here
     assert rig.calls(lambda: rig.names("d")) > 0
     rig.box.put("d/new", b"new")
     rig.clock.advance(TTL - 1)
@@ -223,7 +224,6 @@ def test_results_that_have_come_are_looked_for_no_more(rig: Rig) -> None:
 @pytest.mark.parametrize("times", [RESULTS_LOOKS, SAVED_LOOKS, REFRESH_LOOKS])
 def test_what_the_service_has_cached_is_no_answer(rig: Rig, times: Sequence[float]) -> None:
     """v2 shows what it has cached, until that is deleted: once for all folders that are looked at."""
-    rig.box.settings.caches_listings = True
     for path in ("d", "d/e"):
         rig.names(path)
     rig.box.populate({"d/result": b"result", "d/e/result": b"result"})
@@ -262,6 +262,7 @@ def deletions(rig: Rig, action: Callable[[], object]) -> int:
 @pytest.mark.parametrize("api", ["v2"])
 def test_whether_listings_lag_is_learnt_from_those_that_are_made(rigs: Callable[..., Rig], box: Sandbox) -> None:
     """Who only looks for news then makes no call to have the cache deleted; who stakes a file on it does."""
+    box.settings.caches_listings = False
     box.populate(TREE)
     rig = rigs()
 
@@ -300,8 +301,22 @@ def test_what_we_have_uploaded_does_not_tell_whether_listings_lag(rig: Rig) -> N
     assert lags(rig) is None
 
 
+def test_a_fresh_listing_that_the_service_had_cached_is_no_proof(rig: Rig) -> None:
+    """It was asked for after the moment in question, but shows an earlier one."""
+    rig.names("d")
+    rig.box.put("d/theirs", b"theirs")
+    rig.clock.advance(TTL + 1)
+    since = rig.clock.monotonic()
+    assert ("theirs" in rig.names("d")) == (rig.api == "v1")
+    for calls in (rig.api == "v2", False):
+        rig.box.calls.reset()
+        listing = rig.dcache.at_hand("d", since=since)
+        assert listing is not None
+        assert "theirs" in listing.names
+        assert bool(rig.box.calls.entries("list")) == calls
+
+
 def test_a_conflict_is_looked_for_behind_the_services_cache(rig: Rig) -> None:
-    rig.box.settings.caches_listings = True
     rig.names("d")
     rig.box.put("d/theirs", b"theirs")
     rig.clock.advance(1)
@@ -355,6 +370,7 @@ def test_renewals_behind_slow_ones_are_not_lost(
     rigs: Callable[..., Rig], box: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Renewals that wait for their parent's, which waits in line behind them."""
+    box.settings.caches_listings = False
     monkeypatch.setattr(dcache_module, "RENEWAL_GRACE", 0.05)
     box.populate({f"{top}/{number}/x": b"x" for top in ("slow", "d") for number in range(CONCURRENT_FETCHES)})
     rig = rigs(bulk=False)
@@ -492,6 +508,7 @@ def test_a_slow_answer_is_not_waited_for(
     rigs: Callable[..., Rig], box: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The old listing comes while the new one is still under way, which counts when it lands."""
+    box.settings.caches_listings = False
     monkeypatch.setattr(dcache_module, "RENEWAL_GRACE", 0.05)
     box.populate(TREE)
     rig = rigs()
@@ -648,6 +665,7 @@ def test_a_walk_goes_on_without_the_all_entries_call(
 
 def test_an_answer_that_was_overtaken_still_shows_a_later_version(rigs: Callable[..., Rig], box: Sandbox) -> None:
     """It was asked for first, and answered last."""
+    box.settings.caches_listings = False
     box.populate({"d/f": b"f", "d/g": b"g"})
     rig = rigs()
     asked_at = rig.clock.monotonic()
