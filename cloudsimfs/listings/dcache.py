@@ -440,9 +440,9 @@ class DCache:
             return {}
         folders = by_folder(entries)
         self._walks.took_everything(self._clock.monotonic() - asked_at, len(entries))
-        told = {  # what comes empty is asked for by itself
-            path: names for path, names in folders.items() if names or not holds_names(path, self.known(path))
-        }
-        self._shown_at.update(dict.fromkeys(told, self._shown_until(asked_at)))
-        # a folder before what is in it, which it may have forgotten
-        return {path: self._cache.put(path, Listing(names, asked_at)) for path, names in sorted(told.items())}
+        changed = {}
+        for path, names in sorted(folders.items()):  # a folder before what is in it, which it may have forgotten
+            if names or not holds_names(path, self.known(path)):  # else it is asked for by itself
+                self._shown_at[path] = self._shown_until(asked_at)
+                changed[path] = self._cache.put(path, Listing(names, asked_at))
+        return changed

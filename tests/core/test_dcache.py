@@ -16,12 +16,12 @@ from cloudsimfs.errors import NotDirectory, NotFound, ServiceError, Unreachable
 from cloudsimfs.listings import dcache as dcache_module
 from cloudsimfs.listings import store as store_module
 from cloudsimfs.listings.dcache import CONCURRENT_FETCHES, RENEWAL_HOLD, TTL_STRETCH, DCache
-from cloudsimfs.listings.looks import REFRESH_LOOKS, RESULTS_LOOKS, SAVED_LOOKS
+from cloudsimfs.listings.looks import LOOKS_END, REFRESH_LOOKS, RESULTS_LOOKS, SAVED_LOOKS
 from cloudsimfs.listings.store import ListingStore
 from cloudsimfs.listings.walks import ALL_ENTRIES_PAUSE, ALL_ENTRIES_SLOW, FETCH_AHEAD, LONG_WALK, WALK_GAP, Walks
 from cloudsimfs.sandbox import Sandbox
 from cloudsimfs.service import Retry, Timeouts, Urgency, connect
-from cloudsimfs.service.servercache import ENOUGH
+from cloudsimfs.service.servercache import ENOUGH, REFUSED_PAUSE
 from harness import patient, put_by_others, wait_until
 from world import Ticking
 
@@ -314,6 +314,48 @@ def test_a_fresh_listing_that_the_service_had_cached_is_no_proof(rig: Rig) -> No
         assert listing is not None
         assert "theirs" in listing.names
         assert bool(rig.box.calls.entries("list")) == calls
+
+
+@pytest.mark.parametrize("api", ["v2"])
+def test_a_service_that_lags_for_an_hour(rig: Rig) -> None:
+    """Who wants the truth gets it; who does not pays nothing for the lag."""
+    rig.box.settings.cache_seconds = 3600.0
+    rig.names("d")
+    for number in range(3):
+        rig.box.put(f"d/{number}", b"news")
+        rig.clock.advance(TTL + 1)
+        assert f"{number}" not in rig.names("d")
+        rig.clock.advance(1)
+        rig.box.calls.reset()
+        rig.dcache.expect_changes("d", REFRESH_LOOKS)
+        assert f"{number}" in rig.names("d")
+        assert rig.names("d") == rig.names("d")
+        assert rig.box.calls.counts()["delete-cache"] == 1
+        rig.clock.advance(REFRESH_LOOKS[-1] + LOOKS_END + 1)
+
+
+@pytest.mark.parametrize("api", ["v2"])
+@pytest.mark.parametrize("status", [403, 404, 429])
+def test_a_service_that_refuses_to_delete_its_cache_still_lists(rig: Rig, status: int) -> None:
+    """It is asked once for all folders; what it shows then has to do, for conflicts too."""
+    fault = rig.box.faults.add("delete-cache", "status", status=status)
+    for path in ("", "d"):
+        rig.names(path)
+    rig.box.put("d/theirs", b"theirs")
+    rig.clock.advance(100)
+    rig.dcache.expect_changes("", REFRESH_LOOKS)
+    for path in ("", "d", "d/e"):
+        rig.names(path)
+    assert fault.fired == 1
+    listing = rig.dcache.at_hand("d", since=rig.clock.monotonic())
+    assert listing is not None
+    assert {"e", "x"} <= listing.names.keys()
+    assert fault.fired == 1
+    rig.box.faults.remove(fault)
+    rig.clock.advance(REFUSED_PAUSE + 1)
+    listing = rig.dcache.at_hand("d", since=rig.clock.monotonic())
+    assert listing is not None
+    assert "theirs" in listing.names
 
 
 def test_a_conflict_is_looked_for_behind_the_services_cache(rig: Rig) -> None:

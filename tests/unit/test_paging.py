@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from cloudsimfs.clock import ManualClock
 from cloudsimfs.errors import BadReply
 from cloudsimfs.service.model import Entry, Listed
-from cloudsimfs.service.paging import PASSES, VERIFIED, Order, Page, Pager
+from cloudsimfs.service.paging import LOOKING, PASSES, VERIFIED, Order, Page, Pager
 
 KINDS = ("delete", "insert")
 
@@ -179,6 +180,40 @@ def test_what_a_folder_is_known_to_have_is_looked_for_behind_its_page() -> None:
     folder = Folder(30, 7)
     listed = pager.list_folder(folder.id, folder.page, lambda entries: len(entries) < 30)
     assert len(listed.entries) == 30
+
+
+@pytest.mark.parametrize("learnt", [0, 10])
+@pytest.mark.parametrize("repeated", [2, 3])
+def test_repeated_pages_end_in_an_error(learnt: int, repeated: int) -> None:
+    """A service that takes no notice of the number of a page would never end."""
+    pager, folder = make_pager(), Folder(45, 10)
+    pager.size.recall(learnt)
+
+    def page(order: Order, number: int) -> Page:
+        return folder.page(order, min(number, repeated - 1))
+
+    with pytest.raises(BadReply, match="repeats"):
+        pager.list_folder(folder.id, page)
+    assert folder.calls <= repeated + 1
+    assert len(Folder(45, 10).listed(pager).entries) == 45
+
+
+@pytest.mark.parametrize("since", [0.0, math.inf])
+@pytest.mark.parametrize("sizes", [(50, 10, 50), (10, 50, 7, 20), (50, 20, 10, 50, 20)])
+def test_page_sizes_that_change_lose_no_name_of_a_known_folder(sizes: Sequence[int], since: float) -> None:
+    """Whichever look it is, and whatever was learnt before."""
+    clock = ManualClock()
+    pager = Pager(clock)
+    for size in sizes:
+        for count in (60, 33, 33, 12, 5):
+            folder = Folder(count, size)
+            clock.advance(LOOKING + 1)
+
+            def may_lack(seen: Sequence[Entry], count: int = count) -> bool:
+                return len(seen) < count
+
+            whole = pager.list_folder(folder.id, folder.page, may_lack, clock.monotonic() + since)
+            assert len(whole.entries) == count
 
 
 def test_pages_of_many_lengths_are_never_believed() -> None:
