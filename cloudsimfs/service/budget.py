@@ -11,6 +11,8 @@ The service does not say when its hour ends (docs/service.md, "Limits"). These r
   while no call is left, one single call is sent as a probe.
 - A reported count older than a whole period is dropped. Without reports, the client's own count and the clock hour
   apply.
+- Other programs use the account, too. After a pause the first call goes alone, for a second at most: its reply has
+  the count of all, and so many calls at once do not use up the reserve of others.
 - Retry-After overrides all of this, until the end of the hour at most, or until a call sent later is served.
 - Launch, stop and sync do not wait that long: every five minutes one is sent as a probe, whatever has been said.
 """
@@ -31,6 +33,9 @@ DAY = 86400.0  # seconds
 CONTROL_RESERVE = 5  # calls kept for Urgency.CONTROL; at most a tenth of the limit
 _PROBE_INTERVAL = 300.0  # seconds between probes of whether a new period has begun
 _REFUSAL_PAUSE = 60.0  # seconds without calls after a refusal that named no time
+_OLD_REPORT = 10.0  # seconds after which others may have used many calls
+_ALONE = 1.0  # seconds that other calls wait for the first one's report, at most
+_POLL = 0.02  # seconds between looks whether it has come
 _RECHECK_INTERVAL = 5.0  # seconds that a waiter sleeps at most before it checks the budget again
 
 
@@ -140,6 +145,10 @@ class _Window:
             self._reported_at, self._reported_serial = now, newest
             self._probe_at = None
 
+    def may_be_behind(self, now: float) -> bool:
+        """Whether others may have used many calls since the last report."""
+        return self._reported_at is not None and self.limit is not None and now - self._reported_at > _OLD_REPORT
+
     def available(self, in_flight: int, reserve: int) -> float:
         """The calls that may still be sent; infinite without a limit."""
         return float("inf") if self.limit is None else self.limit - self.used - in_flight - reserve
@@ -183,6 +192,7 @@ class Budget:
         self._block_ends_hour = False  # whether the hour was used up when it came: its end is the hour's
         self._serial = 0
         self._in_flight = 0
+        self._alone_until = 0.0  # until then the call that is under way goes alone, if it has no reply before
         self._waiting = 0
         self._calls = 0
 
@@ -194,7 +204,8 @@ class Budget:
         """
         while True:
             with self._lock:
-                ticket, until, blocked = self._try_locked(urgency)
+                may_wait = urgency is Urgency.BACKGROUND or deadline is not None
+                ticket, until, blocked = self._try_locked(urgency, may_wait=may_wait)
                 now = self._time.now()
             if ticket is not None:
                 return ticket
@@ -216,14 +227,19 @@ class Budget:
         if stopped:
             raise Cancelled("stopped while waiting for API calls to be available")
 
-    def _try_locked(self, urgency: Urgency) -> tuple[Ticket | None, float, bool]:
-        """(ticket or None, when to try again, whether a Retry-After is the reason)."""
+    def _try_locked(self, urgency: Urgency, *, may_wait: bool) -> tuple[Ticket | None, float, bool]:
+        """(ticket or None, when to try again, whether a Retry-After or a call that goes alone is the reason)."""
         now = self._time.now()
         self._roll_locked(now)
         control = urgency is Urgency.CONTROL
         if now < self._blocked_until and not (control and self._take_block_probe_locked(now)):
             until = min(self._blocked_until, self._block_probe_at) if control else self._blocked_until
             return None, max(now, until), True
+        if self._hour.may_be_behind(now):
+            if not self._in_flight:
+                self._alone_until = now + _ALONE
+            elif may_wait and now < self._alone_until:
+                return None, now + _POLL, True
         for window in (self._hour, self._day):
             reserve = 0 if control else window.reserve
             spent = window.available(self._in_flight, reserve) < 1

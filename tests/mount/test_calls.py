@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from cloudsimfs.sandbox import Sandbox
+from cloudsimfs.service import connect
 from cloudsimfs.writeback import viewcache
 from harness import Mounted, MountFactory, cost, read_tree, run, wait_until, write_tree
 from moving import Ahead
@@ -271,6 +272,18 @@ def test_the_budget_is_kept(box: Sandbox, mount: MountFactory) -> None:
     assert (m.path / "d/x").read_bytes() == b"x"
     assert (m.path / "new-11").read_bytes() == b"11"
     assert sum(call.is_api for call in box.calls.entries()) <= 12
+
+
+@pytest.mark.parametrize("api", ["v1"])
+def test_the_status_counts_the_calls_of_other_programs(box: Sandbox, mount: MountFactory, api: str) -> None:
+    """As the service has said with the mount's last call."""
+    box.populate({"d/x": b"x"})
+    m = mount()
+    with connect(base_url=box.url, key=box.key, api="v1") as script:
+        for _ in range(7):
+            script.cpu_values()
+    os.listdir(m.path / "d")
+    assert f"calls     {box.calls.api_count()} used this hour, " in (m.path / ".cloudsimfs/status").read_text()
 
 
 def status(m: Mounted) -> list[str]:

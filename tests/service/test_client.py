@@ -31,7 +31,7 @@ from cloudsimfs.errors import (
     VersionNotEnabled,
 )
 from cloudsimfs.sandbox import Sandbox, Settings
-from cloudsimfs.service import Client, Entry, LaunchRequest, Retry, Signal, Timeouts, Urgency, connect
+from cloudsimfs.service import Client, Entry, LaunchRequest, Retry, Signal, Timeouts, Urgency, budget, connect
 from harness import patient
 
 TREE = {
@@ -651,3 +651,32 @@ def test_the_call_that_finds_the_version_out_is_not_made_twice(opened: Open, box
     assert box.calls.counts() == {"cpu": 1}
     client.cpu_values()
     assert box.calls.counts() == {"cpu": 2}
+
+
+# -- several programs of one account ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("api", ["v1", "v2"])
+def test_many_calls_after_a_pause_leave_the_reserve_to_others(
+    opened: Open, box: Sandbox, api: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One program has not called for a while, and does not know that another has used up the hour's calls."""
+    box.settings.hourly_limit = 50
+    monkeypatch.setattr(budget, "_ALONE", 1e6)  # the clock flies while it waits
+    clock = ManualClock()
+    idle, busy = opened(api, clock=clock), opened(api)
+    idle.cpu_values()
+    for _ in range(44):
+        busy.cpu_values()
+    with pytest.raises(BudgetSpent):
+        busy.cpu_values()
+    used = box.calls.api_count()
+    clock.advance(60)
+    with ThreadPoolExecutor(16) as pool:
+        looks = [pool.submit(idle.cpu_values) for _ in range(16)]
+        failed = [look for look in looks if isinstance(look.exception(), BudgetSpent)]
+    assert len(failed) >= 15
+    assert box.calls.api_count() <= used + 1
+    assert idle.budget.snapshot().used == box.calls.api_count(), "the calls of both"
+    for _ in range(busy.budget.snapshot().reserve - 1):
+        busy.cpu_values(urgency=Urgency.CONTROL)

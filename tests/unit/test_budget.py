@@ -11,7 +11,7 @@ import pytest
 from cloudsimfs.clock import ManualClock
 from cloudsimfs.errors import BudgetSpent, Cancelled
 from cloudsimfs.service.budget import Budget, Urgency
-from harness import patient
+from harness import patient, wait_until
 
 HOUR_START = 1_700_002_800.0  # a full clock hour
 
@@ -366,3 +366,32 @@ def test_a_clock_set_back_does_not_stop_all_calls_for_days() -> None:
     assert budget.snapshot().resets_at == clock.now() + 3000.0
     clock.advance(3000.0)
     budget.acquire(Urgency.NORMAL)
+
+
+# -- other programs of the account ------------------------------------------------------------------------------
+
+
+def test_after_a_pause_the_first_call_goes_alone(waiting: Account) -> None:
+    """Its reply has what others have used meanwhile, so that many calls at once do not use up their reserve."""
+    waiting.call(used=50)
+    waiting.clock.advance(60)
+    first = waiting.budget.acquire(Urgency.NORMAL)
+    deadline = waiting.clock.monotonic() + 30
+    with ThreadPoolExecutor(4) as pool:
+        others = [pool.submit(waiting.budget.acquire, Urgency.NORMAL, deadline) for _ in range(4)]
+        wait_until(lambda: waiting.budget.snapshot().waiting == 4, "they wait")
+        waiting.budget.settle(first, headers(95))
+        waiting.clock.advance(0.1)
+        assert all(isinstance(other.exception(timeout=patient(10)), BudgetSpent) for other in others)
+    assert waiting.budget.snapshot().used == 95
+
+
+def test_a_first_call_that_is_not_answered_holds_up_the_others_for_a_second() -> None:
+    account = Account()
+    account.call(used=50)
+    account.clock.advance(60)
+    account.budget.acquire(Urgency.NORMAL)
+    before = account.clock.monotonic()
+    for _ in range(8):
+        account.budget.acquire(Urgency.NORMAL, before + 30)
+    assert account.clock.monotonic() - before < 1.5
