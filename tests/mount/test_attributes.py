@@ -48,6 +48,7 @@ def test_inode_numbers_are_stable_and_never_shared(box: Sandbox, mount: MountFac
 
 def test_times_and_modes_set_here_are_kept(box: Sandbox, mount: MountFactory) -> None:
     """Of stored files, of folders and of new files; also when the upload is confirmed, and in the next mount."""
+    box.settings.caches_listings = False  # what others store is to show soon, without a refresh
     box.populate(TREE)
     m = mount(ttl=0.2)
     (m.path / "new").write_bytes(b"new")

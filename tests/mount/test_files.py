@@ -456,6 +456,7 @@ def test_umask_uid_and_gid_of_the_mount(box: Sandbox, mount: MountFactory) -> No
 
 
 def test_another_clients_changes_show(box: Sandbox, mount: MountFactory) -> None:
+    box.settings.caches_listings = False  # nobody refreshes here
     box.populate({"d/old": b"old", "d/gone": b"gone"})
     m = mount(ttl=0.2)
     assert read_tree(m.path) == {"d/old": b"old", "d/gone": b"gone"}

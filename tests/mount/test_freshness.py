@@ -43,6 +43,7 @@ def check_changed(m: Mounted) -> None:
 
 
 def test_changes_show_after_the_ttl(box: Sandbox, mount: MountFactory) -> None:
+    box.settings.caches_listings = False  # it is about the mount's own TTL
     box.populate(TREE)
     m = mount(ttl=1)
     look(m)

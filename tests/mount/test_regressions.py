@@ -286,7 +286,7 @@ def test_a_removed_folder_stays_gone_when_a_file_has_had_its_name(
     box: Sandbox, mount: MountFactory, how: str
 ) -> None:
     """Its files are deleted one by one then. What the service still lists of it must not show in between."""
-    box.settings.delete_lag = 600
+    box.settings.delete_lag, box.settings.caches_listings = 600, False  # nobody refreshes here
     box.populate({"d/a": b"a", "d/s/b": b"b", "kept": b"kept"})
     m = mount(ttl=0, write_back=0 if "stored" in how else 3600)
     run("rm", "-r", m.path / "d")
