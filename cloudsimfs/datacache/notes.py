@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import time
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
@@ -32,7 +33,7 @@ from typing import Any
 from cloudsimfs.datacache import rangelog
 from cloudsimfs.datacache.directory import LOCAL, NOTE, STAMP, is_version_key, log_of
 from cloudsimfs.datacache.state import ContentState, pack_bytes, unpack_bytes
-from cloudsimfs.host.disk import data_parts
+from cloudsimfs.host.disk import copy_file, data_parts
 from cloudsimfs.host.files import open_private, replace_file
 
 ATTRIBUTE = "user.cloudsimfs"
@@ -81,6 +82,17 @@ def give_up(backing: str) -> int:
     before = len(_text(backing))
     _write(backing, _bytes(["gone"]), resets=False)
     return before
+
+
+def copy_backing(data: Path, name: str, size: int) -> str:
+    """Copy the first `size` bytes of a backing file to a new one, which is unwanted until a row names it.
+
+    Returns its name. Raises OSError.
+    """
+    copy = secrets.token_hex(12)
+    give_up(str(data / copy))
+    copy_file(data / name, data / copy, size)
+    return copy
 
 
 def cut(backing: str, length: int) -> None:

@@ -10,14 +10,12 @@ Threading: none of its own; called by who holds the directory's lock, before the
 from __future__ import annotations
 
 import logging
-import secrets
 from dataclasses import replace
 from pathlib import Path
 
-from cloudsimfs.datacache import notes
 from cloudsimfs.datacache.directory import size_of
+from cloudsimfs.datacache.notes import copy_backing
 from cloudsimfs.datacache.state import ContentState
-from cloudsimfs.host.disk import copy_file
 from cloudsimfs.journal.journal import Journal
 from cloudsimfs.journal.proofs import Proved
 from cloudsimfs.journal.rows import DraftRow, FileRow, Kept
@@ -96,10 +94,8 @@ def _keep(journal: Journal, data: Path, draft: DraftRow) -> None:
 
 def _keep_appended(journal: Journal, data: Path, row: FileRow, proved: ContentState) -> None:
     """Keep all of a file whose first part is the closed state, in a file of its own."""
-    copy = secrets.token_hex(12)
     try:
-        notes.give_up(str(data / copy))  # as long as it has no row
-        copy_file(data / proved.backing, data / copy, size_of(data / proved.backing))
+        copy = copy_backing(data, proved.backing, size_of(data / proved.backing))
     except OSError as error:
         log.error("/%s: what was appended cannot be kept: %s", row.path, error)
         return

@@ -12,7 +12,6 @@ Threading: none of its own; called before the first request, or without a mount.
 from __future__ import annotations
 
 import logging
-import secrets
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,9 +19,8 @@ from pathlib import Path
 from cloudsimfs import paths
 from cloudsimfs.datacache import notes
 from cloudsimfs.datacache.directory import size_of
-from cloudsimfs.datacache.notes import State
+from cloudsimfs.datacache.notes import State, copy_backing
 from cloudsimfs.datacache.state import ContentState
-from cloudsimfs.host.disk import copy_file
 from cloudsimfs.journal.journal import Journal
 from cloudsimfs.journal.rows import DraftRow, FileRow, Kept
 from cloudsimfs.text import agree, count
@@ -98,9 +96,7 @@ def keep_newer(journal: Journal, data: Path) -> None:
 
 def _copied(data: Path, row: DraftRow) -> DraftRow:
     """The row with its bytes in a file of its own. Raises OSError."""
-    copy = secrets.token_hex(12)
-    notes.give_up(str(data / copy))  # as long as it has no row
-    copy_file(data / row.bytes.backing, data / copy, row.size(size_of(data / row.bytes.backing)))
+    copy = copy_backing(data, row.bytes.backing, row.size(size_of(data / row.bytes.backing)))
     return replace(row, bytes=replace(row.bytes, backing=copy))
 
 

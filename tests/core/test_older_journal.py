@@ -10,8 +10,8 @@ from typing import Literal
 
 import pytest
 
+from cloudsimfs.datacache import notes
 from cloudsimfs.sandbox import Sandbox
-from cloudsimfs.vfs import found
 from cloudsimfs.vfs.drafts import find_drafts
 from world import Ticking, World
 
@@ -111,7 +111,7 @@ def test_it_is_kept_on_a_full_disk_too(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(found, "copy_file", no_room)
+        patch.setattr(notes, "copy_file", no_room)
         with mounted(box, cache, api) as world:
             assert kept(world) == {"f": [b"one, two"]}
             assert world.size("f") is None
