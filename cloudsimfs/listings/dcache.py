@@ -258,12 +258,12 @@ class DCache:
         try:
             if self._offline:
                 raise Unreachable("the mount is offline (--offline)")
-            if self._wants_everything(path, since) and not (since is None and self._is_absent(path)):
-                self._show_all(path, since)
+            wants_everything = self._wants_everything(path, since) and not (since is None and self._is_absent(path))
+            self._show_all(path, since)
+            if wants_everything:
                 everything = self._from_everything(path, since)
                 if everything is not None:
                     return everything
-            self._show_all(path, since)
             listing = self._fetch(path, since)
         except (NotFound, NotDirectory):
             self.forget(path)

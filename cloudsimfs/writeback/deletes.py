@@ -69,8 +69,7 @@ class PendingDeletes:
     def _put(self, tombstone: Tombstone, job: Job) -> None:
         with self._queue.lock:
             if self._jobs.get(tombstone) is job:  # else it was called off in the same transaction
-                job.fsync = self._fsyncer.due()
-                self._queue.put(job, delay=DELETE_DELAY)
+                self._enqueue_locked(job)
 
     def save(self, tombstone: Tombstone) -> None:
         """Journal the tombstone as it is now."""
@@ -92,9 +91,11 @@ class PendingDeletes:
 
     def _ask_again(self, tombstone: Tombstone) -> None:
         with self._queue.lock:
-            job = self._new_job_locked(tombstone)
-            job.fsync = self._fsyncer.due()
-            self._queue.put(job, delay=DELETE_DELAY)
+            self._enqueue_locked(self._new_job_locked(tombstone))
+
+    def _enqueue_locked(self, job: Job) -> None:
+        job.fsync = self._fsyncer.due()
+        self._queue.put(job, delay=DELETE_DELAY)
 
     def release(self, inode: Inode) -> None:
         """Let no delete wait for this inode any longer: it is stored, or never will be.

@@ -25,9 +25,8 @@ from cloudsimfs.journal.journal import Journal
 
 log = logging.getLogger(__name__)
 
-PERIOD = (
-    1.0  # seconds from a close to its round: it is over before the default write-back, and no upload waits for it
-)
+# Seconds from a close to its round: it is over before the default write-back, and no upload waits for it.
+PERIOD = 1.0
 AT_ONCE = 16  # files; a disk writes many in the time of one
 
 
